@@ -1,0 +1,140 @@
+//! What a back end can do, and the operations over host memory.
+
+use crate::capture::Capture;
+use crate::error::{Error, Result};
+use crate::ops::{
+    CausalConv1dUpdateArgs, Checked, ChunkGatedDeltaRuleArgs, CommitStatesArgs, FusedGdnGatingArgs, FusedRecurrentArgs,
+    RmsNormGatedArgs,
+};
+use crate::rows::DType;
+
+/// An operation, by the field's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// `fused_gdn_gating`
+    FusedGdnGating,
+    /// `causal_conv1d_update`
+    CausalConv1dUpdate,
+    /// `fused_recurrent_gated_delta_rule`
+    FusedRecurrentGatedDeltaRule,
+    /// `chunk_gated_delta_rule`
+    ChunkGatedDeltaRule,
+    /// `commit_states`
+    CommitStates,
+    /// `rms_norm_gated`
+    RmsNormGated,
+}
+
+impl Op {
+    /// Every operation.
+    pub const ALL: [Op; 6] = [
+        Op::FusedGdnGating,
+        Op::CausalConv1dUpdate,
+        Op::FusedRecurrentGatedDeltaRule,
+        Op::ChunkGatedDeltaRule,
+        Op::CommitStates,
+        Op::RmsNormGated,
+    ];
+    /// The field's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::FusedGdnGating => "fused_gdn_gating",
+            Op::CausalConv1dUpdate => "causal_conv1d_update",
+            Op::FusedRecurrentGatedDeltaRule => "fused_recurrent_gated_delta_rule",
+            Op::ChunkGatedDeltaRule => "chunk_gated_delta_rule",
+            Op::CommitStates => "commit_states",
+            Op::RmsNormGated => "rms_norm_gated",
+        }
+    }
+}
+
+/// One question to [`Caps::supports`].
+#[derive(Clone, Copy, Debug)]
+pub struct Support {
+    /// Operation.
+    pub op: Op,
+    /// Dtype of q, k, v, o or x.
+    pub io: DType,
+    /// `head_k_dim`, or the head or channel size of operations without one.
+    pub head_k_dim: usize,
+    /// `head_v_dim`.
+    pub head_v_dim: usize,
+    /// Capture.
+    pub capture: Capture,
+}
+
+/// What a back end can do, as data.
+#[derive(Clone, Debug)]
+pub struct Caps {
+    /// Name of the back end, such as `cpu-avx2`.
+    pub backend: &'static str,
+    /// Operations.
+    pub ops: &'static [Op],
+    /// I/O dtypes.
+    pub io: &'static [DType],
+    /// Captures of the recurrence.
+    pub captures: &'static [Capture],
+    /// Largest head size; every size from 1 is meant.
+    pub max_head_dim: usize,
+}
+
+impl Caps {
+    /// Whether the back end does this; the error says what it does not and what to do instead.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn supports(&self, what: &Support) -> Result<()> {
+        let no = |what: String, hint| Err(Error::Unsupported { backend: self.backend, what, hint });
+        if !self.ops.contains(&what.op) {
+            return no(format!("`{}`", what.op.name()), "run this operation on the cpu back end");
+        }
+        if !self.io.contains(&what.io) {
+            return no(format!("`{}` with {} tensors", what.op.name(), what.io.name()), "convert them to f32");
+        }
+        if !self.captures.contains(&what.capture) {
+            return no(format!("capture `{:?}`", what.capture), "use capture `DeltaLog`");
+        }
+        for (name, dim) in [("head_k_dim", what.head_k_dim), ("head_v_dim", what.head_v_dim)] {
+            if dim == 0 || dim > self.max_head_dim {
+                return no(format!("{name} {dim}"), "head sizes reach from 1 to the back end's largest");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The operations over host memory; a device back end moves the data for them. What tests and small users call.
+pub trait Backend: Send + Sync {
+    /// What the back end can do.
+    fn caps(&self) -> &Caps;
+    /// Log decay and beta.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], or the device's error.
+    fn fused_gdn_gating(&self, args: Checked<FusedGdnGatingArgs<'_>>) -> Result<()>;
+    /// Causal depthwise convolution of a window.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], or the device's error.
+    fn causal_conv1d_update(&self, args: Checked<CausalConv1dUpdateArgs<'_>>) -> Result<()>;
+    /// The recurrence over a window.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], or the device's error.
+    fn fused_recurrent_gated_delta_rule(&self, args: Checked<FusedRecurrentArgs<'_>>) -> Result<()>;
+    /// The matrix form over a prompt.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], or the device's error.
+    fn chunk_gated_delta_rule(&self, args: Checked<ChunkGatedDeltaRuleArgs<'_>>) -> Result<()>;
+    /// Replay of a log.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], or the device's error.
+    fn commit_states(&self, args: Checked<CommitStatesArgs<'_>>) -> Result<()>;
+    /// Gated RMS norm.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], or the device's error.
+    fn rms_norm_gated(&self, args: Checked<RmsNormGatedArgs<'_>>) -> Result<()>;
+}

@@ -1,0 +1,133 @@
+//! Causal depthwise convolution over the tokens of a window, with the state before it kept.
+
+use super::Checked;
+use crate::capture::Capture;
+use crate::conventions::Activation;
+use crate::dims::ConvDims;
+use crate::error::{Error, Result, check_len};
+use crate::rows::{Rows, RowsMut};
+use crate::seqlens::{CuSeqlens, StateIndices};
+
+/// The raw inputs of a window, so that the convolution's state can be taken back.
+#[derive(Debug)]
+pub struct ConvLogMut<'a> {
+    /// `[num_slots, max_tokens, C]` f32, inputs before the convolution.
+    pub x: &'a mut [f32],
+    /// Tokens a slot may hold.
+    pub max_tokens: usize,
+}
+
+/// Arguments of `causal_conv1d_update`.
+///
+/// | name | shape | dtype | direction |
+/// | --- | --- | --- | --- |
+/// | `x` | `[num_tokens, C]` | f32, bf16, f16 | in |
+/// | `weight` | `[W, C]`, last tap = the present token | f32 | in |
+/// | `bias` | `[C]` or none | f32 | in |
+/// | `state` | `[num_slots, W - 1, C]`, oldest first, before the activation and the convolution | f32 | in, out |
+/// | `out` | `[num_tokens, C]` | f32, bf16, f16 | out |
+///
+/// `y[t, c] = act(bias[c] + sum_j weight[j, c] * x[t - W + 1 + j, c])`, taps in rising order, one FMA each, the same
+/// for every position of a window. The first `num_pending[s]` entries of the slot's log are first moved into `state`
+/// (they are kept tokens of the window before). Then, with [`Capture::Final`], the window moves `state` on; with
+/// [`Capture::DeltaLog`] its inputs go into the log and `state` stays.
+#[derive(Debug)]
+pub struct CausalConv1dUpdateArgs<'a> {
+    /// Sizes.
+    pub dims: ConvDims,
+    /// Inputs.
+    pub x: Rows<'a>,
+    /// Weight, tap-major; see [`crate::conv_weight_to_tap_major`].
+    pub weight: &'a [f32],
+    /// Bias.
+    pub bias: Option<&'a [f32]>,
+    /// What follows the sum.
+    pub activation: Activation,
+    /// `[num_seqs + 1]`.
+    pub cu_seqlens: &'a [i32],
+    /// `[num_seqs]`, -1 = padding.
+    pub state_indices: &'a [i32],
+    /// Number of slots in `state`.
+    pub num_slots: usize,
+    /// State.
+    pub state: &'a mut [f32],
+    /// Log; needed with [`Capture::DeltaLog`] and where `num_pending` is not zero.
+    pub log: Option<ConvLogMut<'a>>,
+    /// `[num_seqs]`, or empty for none.
+    pub num_pending: &'a [u32],
+    /// `DeltaLog` (take-back) or `Final`.
+    pub capture: Capture,
+    /// Outputs.
+    pub out: RowsMut<'a>,
+}
+
+impl<'a> CausalConv1dUpdateArgs<'a> {
+    /// Checks shapes, sequences, slots and capacities.
+    ///
+    /// Facts for kernels: every sequence's tokens lie in `x` and `out`; every slot lies in `state` and `log` and stands
+    /// once; windows and `num_pending` fit `log.max_tokens` where they use it.
+    ///
+    /// # Errors
+    /// [`Error`] naming the argument.
+    pub fn check(self) -> Result<Checked<Self>> {
+        let (c, w) = (("channels", self.dims.channels()), ("conv_width", self.dims.width()));
+        let seqs = CuSeqlens::new(self.cu_seqlens)?;
+        StateIndices::new(self.state_indices, seqs.num_seqs(), self.num_slots)?;
+        self.x.check("x", seqs.num_tokens(), c.1)?;
+        self.out.check("out", seqs.num_tokens(), c.1)?;
+        check_len("weight", self.weight.len(), &[w, c])?;
+        if let Some(bias) = self.bias {
+            check_len("bias", bias.len(), &[c])?;
+        }
+        let slots = ("num_slots", self.num_slots);
+        check_len("state", self.state.len(), &[slots, ("conv_width - 1", w.1 - 1), c])?;
+        if let Some(log) = &self.log {
+            check_len("log.x", log.x.len(), &[slots, ("max_tokens", log.max_tokens), c])?;
+        }
+        let capacity = self.log.as_ref().map(|l| l.max_tokens);
+        check_window(&seqs, self.state_indices, self.num_pending, self.capture, capacity)?;
+        if self.capture == Capture::PerToken {
+            return Err(Error::Unsupported {
+                backend: "any",
+                what: "capture `PerToken` of a convolution".into(),
+                hint: "use `DeltaLog`, the window's inputs are all that is needed",
+            });
+        }
+        Ok(Checked::new(self))
+    }
+}
+
+/// `num_pending` and the windows against the log's capacity.
+pub(super) fn check_window(
+    seqs: &CuSeqlens<'_>,
+    state_indices: &[i32],
+    num_pending: &[u32],
+    capture: Capture,
+    log_capacity: Option<usize>,
+) -> Result<()> {
+    if !num_pending.is_empty() {
+        check_len("num_pending", num_pending.len(), &[("num_seqs", seqs.num_seqs())])?;
+    }
+    if capture == Capture::DeltaLog && log_capacity.is_none() {
+        return Err(Error::Missing { arg: "log", because: "the capture is `DeltaLog`" });
+    }
+    for seq in 0..seqs.num_seqs() {
+        if state_indices[seq] == crate::PAD_SLOT {
+            continue;
+        }
+        let pending = num_pending.get(seq).map_or(0, |&n| n as usize);
+        match log_capacity {
+            None if pending > 0 => {
+                return Err(Error::Missing { arg: "log", because: "`num_pending` is not zero" });
+            }
+            Some(capacity) if pending > capacity => {
+                return Err(Error::OverCapacity { seq, got: pending, capacity });
+            }
+            Some(capacity) if capture == Capture::DeltaLog && seqs.range(seq).len() > capacity => {
+                return Err(Error::OverCapacity { seq, got: seqs.range(seq).len(), capacity });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

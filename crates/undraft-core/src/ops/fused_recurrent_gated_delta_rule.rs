@@ -1,0 +1,178 @@
+//! The recurrence, token by token: decode, verify and exact prefill.
+
+use super::Checked;
+use super::causal_conv1d_update::check_window;
+use crate::capture::{Capture, CaptureMut, DeltaLogMut};
+use crate::conventions::{Beta, Decay, HeadMap, QkNorm, Rounding};
+use crate::dims::GdnDims;
+use crate::error::{Error, Result, check_len};
+use crate::rows::{Rows, RowsMut};
+use crate::seqlens::{CuSeqlens, StateIndices};
+
+/// What the recurrent and the chunked form read.
+///
+/// | name | shape | dtype |
+/// | --- | --- | --- |
+/// | `q`, `k` | `[num_tokens, H, K]`, heads contiguous in a row | f32, bf16, f16 |
+/// | `v` | `[num_tokens, HV, V]`, heads contiguous in a row | f32, bf16, f16 |
+/// | `decay`, `beta` | `[num_tokens, HV]` | f32 |
+/// | `cu_seqlens` | `[num_seqs + 1]` | i32 |
+/// | `state_indices` | `[num_seqs]`, -1 = padding | i32 |
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaRuleInputs<'a> {
+    /// Sizes.
+    pub dims: GdnDims,
+    /// Queries.
+    pub q: Rows<'a>,
+    /// Keys.
+    pub k: Rows<'a>,
+    /// Values.
+    pub v: Rows<'a>,
+    /// Decay of the state.
+    pub decay: Decay<'a>,
+    /// Strength of the update.
+    pub beta: Beta<'a>,
+    /// Factor on the output; [`DeltaRuleInputs::default_scale`] is `K^-0.5`.
+    pub scale: f32,
+    /// Which key head a value head reads.
+    pub head_map: HeadMap,
+    /// Whether q and k are normalised in the operation.
+    pub qk_norm: QkNorm,
+    /// Rounding of beta, q and k.
+    pub rounding: Rounding,
+    /// Sequences.
+    pub cu_seqlens: &'a [i32],
+    /// Slots.
+    pub state_indices: &'a [i32],
+}
+
+impl DeltaRuleInputs<'_> {
+    /// `head_k_dim^-0.5`.
+    pub fn default_scale(dims: &GdnDims) -> f32 {
+        (1.0 / (dims.head_k_dim() as f64).sqrt()) as f32
+    }
+
+    /// Checks all but the state and the output; gives the sequences.
+    pub(super) fn check(&self, num_slots: usize) -> Result<CuSeqlens<'_>> {
+        let seqs = CuSeqlens::new(self.cu_seqlens)?;
+        StateIndices::new(self.state_indices, seqs.num_seqs(), num_slots)?;
+        let n = seqs.num_tokens();
+        self.q.check("q", n, self.dims.key_dim())?;
+        self.k.check("k", n, self.dims.key_dim())?;
+        self.v.check("v", n, self.dims.value_dim())?;
+        let hv = ("num_v_heads", self.dims.num_v_heads());
+        let per_head = [("num_tokens", n), hv];
+        match self.decay {
+            Decay::Log(g) | Decay::Linear(g) | Decay::NegLog(g) => check_len("decay", g.len(), &per_head)?,
+            Decay::Gate { a, a_log, dt_bias } => {
+                check_len("a", a.len(), &per_head)?;
+                check_len("A_log", a_log.len(), &[hv])?;
+                check_len("dt_bias", dt_bias.len(), &[hv])?;
+            }
+        }
+        match self.beta {
+            Beta::Value(b) | Beta::Logit(b) => check_len("beta", b.len(), &per_head)?,
+        }
+        if !self.scale.is_finite() {
+            return Err(Error::Number { arg: "scale", got: self.scale, expected: "a finite number" });
+        }
+        if let QkNorm::L2Norm { eps } = self.qk_norm
+            && !(eps.is_finite() && eps >= 0.0)
+        {
+            return Err(Error::Number { arg: "eps", got: eps, expected: "a finite number, at least 0" });
+        }
+        Ok(seqs)
+    }
+}
+
+/// Arguments of `fused_recurrent_gated_delta_rule`.
+///
+/// | name | shape | dtype | direction |
+/// | --- | --- | --- | --- |
+/// | `state` | `[num_slots, HV, V, K]` | f32 | in, out |
+/// | `log` | see [`DeltaLogMut`] | f32 | in, out |
+/// | `num_pending` | `[num_seqs]` or empty | u32 | in |
+/// | `out` | `[num_tokens, HV, V]` | f32, bf16, f16 | out |
+///
+/// Per value head and row `i` of V (design: the recurrence), in this order and with these roundings:
+///
+/// ```text
+/// S[i][j] = S[i][j] * decay
+/// p       = sum_j S[i][j] * k[j]
+/// delta   = (v[i] - p) * beta
+/// S[i][j] = fma(delta, k[j], S[i][j])
+/// o[i]    = scale * sum_j S[i][j] * q[j]
+/// ```
+///
+/// First the `num_pending[s]` oldest entries of the slot's log are replayed into the state (the kept tokens of the
+/// window before) and the state is stored; then the window runs, and `capture` says what it leaves.
+#[derive(Debug)]
+pub struct FusedRecurrentArgs<'a> {
+    /// What is read.
+    pub inputs: DeltaRuleInputs<'a>,
+    /// Number of slots in `state`.
+    pub num_slots: usize,
+    /// States.
+    pub state: &'a mut [f32],
+    /// Log; needed with [`CaptureMut::DeltaLog`] and where `num_pending` is not zero.
+    pub log: Option<DeltaLogMut<'a>>,
+    /// Kept tokens of the window before that are not in the state yet.
+    pub num_pending: &'a [u32],
+    /// What the window leaves.
+    pub capture: CaptureMut<'a>,
+    /// Outputs.
+    pub out: RowsMut<'a>,
+}
+
+impl<'a> FusedRecurrentArgs<'a> {
+    /// Checks shapes, sequences, slots and capacities.
+    ///
+    /// Facts for kernels: every sequence's tokens lie in q, k, v, decay, beta and out; every slot lies in `state` and
+    /// `log` and stands once; windows and `num_pending` fit the log or the captured states where they use them.
+    ///
+    /// # Errors
+    /// [`Error`] naming the argument; nothing was touched.
+    pub fn check(self) -> Result<Checked<Self>> {
+        let dims = self.inputs.dims;
+        let seqs = self.inputs.check(self.num_slots)?;
+        self.out.check("out", seqs.num_tokens(), dims.value_dim())?;
+        check_states("state", self.state.len(), &[("num_slots", self.num_slots)], &dims)?;
+        if let Some(log) = &self.log {
+            log.check(&dims, self.num_slots)?;
+        }
+        let kind = match &self.capture {
+            CaptureMut::Final => Capture::Final,
+            CaptureMut::DeltaLog => Capture::DeltaLog,
+            CaptureMut::PerToken { states, max_tokens } => {
+                let outer = [("num_seqs", seqs.num_seqs()), ("max_tokens", *max_tokens)];
+                check_states("capture.states", states.len(), &outer, &dims)?;
+                for seq in 0..seqs.num_seqs() {
+                    let got = seqs.range(seq).len();
+                    if self.inputs.state_indices[seq] != crate::PAD_SLOT && got > *max_tokens {
+                        return Err(Error::OverCapacity { seq, got, capacity: *max_tokens });
+                    }
+                }
+                Capture::PerToken
+            }
+        };
+        let capacity = self.log.as_ref().map(|l| l.max_tokens);
+        check_window(&seqs, self.inputs.state_indices, self.num_pending, kind, capacity)?;
+        Ok(Checked::new(self))
+    }
+}
+
+/// `[outer.., HV, V, K]`.
+pub(super) fn check_states(
+    arg: &'static str,
+    got: usize,
+    outer: &[(&'static str, usize)],
+    dims: &GdnDims,
+) -> Result<()> {
+    let mut shape = outer.to_vec();
+    shape.extend([
+        ("num_v_heads", dims.num_v_heads()),
+        ("head_v_dim", dims.head_v_dim()),
+        ("head_k_dim", dims.head_k_dim()),
+    ]);
+    check_len(arg, got, &shape)
+}
