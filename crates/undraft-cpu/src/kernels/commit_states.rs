@@ -1,0 +1,38 @@
+//! `commit_states`: the recurrence's replay with no token behind it.
+
+use undraft_core::Checked;
+use undraft_core::ops::CommitStatesArgs;
+
+use super::fused_recurrent_gated_delta_rule::{Call, SharedCapture, no_output};
+use super::prepare::Workspace;
+use crate::executor::Executor;
+use crate::shared::SharedMut;
+use crate::simd::Token;
+
+pub(crate) fn commit_states(
+    token: Token,
+    executor: &dyn Executor,
+    workspace: &mut Workspace,
+    args: Checked<CommitStatesArgs<'_>>,
+) {
+    let args = args.into_inner();
+    let Workspace { window, pending, no_tokens, .. } = workspace;
+    pending.prepare(&args.dims, args.state_indices, args.num_kept, Some(&args.log));
+    no_tokens.clear();
+    no_tokens.resize(args.state_indices.len() + 1, 0);
+    Call {
+        token,
+        dims: args.dims,
+        head_map: args.head_map,
+        scale: 1.0,
+        cu_seqlens: no_tokens,
+        state_indices: args.state_indices,
+        window,
+        pending,
+        state: SharedMut::new(args.state),
+        log_delta: Some((SharedMut::new(args.log.delta), args.log.max_tokens)),
+        capture: SharedCapture::DeltaLog,
+        out: no_output(),
+    }
+    .run(executor);
+}

@@ -1,0 +1,19 @@
+//! The kernels, one file an operation. They hold no intrinsic and take only checked arguments.
+
+mod causal_conv1d_update;
+mod chunk_gated_delta_rule;
+mod commit_states;
+mod fused_gdn_gating;
+mod fused_recurrent_gated_delta_rule;
+mod prepare;
+mod rms_norm_gated;
+mod rows;
+mod state_rows;
+
+pub(crate) use causal_conv1d_update::causal_conv1d_update;
+pub(crate) use chunk_gated_delta_rule::chunk_gated_delta_rule;
+pub(crate) use commit_states::commit_states;
+pub(crate) use fused_gdn_gating::fused_gdn_gating;
+pub(crate) use fused_recurrent_gated_delta_rule::fused_recurrent_gated_delta_rule;
+pub(crate) use prepare::Workspace;
+pub(crate) use rms_norm_gated::rms_norm_gated;

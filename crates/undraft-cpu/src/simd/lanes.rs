@@ -1,0 +1,93 @@
+//! Sixteen f32 lanes on every instruction set, so that sums have one order everywhere.
+
+use fearless_simd::prelude::*;
+use fearless_simd::{Level, Simd, f32x4, f32x16, u16x16, u32x16};
+use half::{bf16, f16};
+
+/// Lanes of the one vector type that the kernels use.
+pub const LANES: usize = 16;
+
+/// All lanes zero.
+#[inline(always)]
+pub fn zero<S: Simd>(simd: S) -> f32x16<S> {
+    f32x16::splat(simd, 0.0)
+}
+
+/// All lanes `x`.
+#[inline(always)]
+pub fn splat<S: Simd>(simd: S, x: f32) -> f32x16<S> {
+    f32x16::splat(simd, x)
+}
+
+/// Loads 16 values.
+#[inline(always)]
+pub fn load<S: Simd>(simd: S, from: &[f32; LANES]) -> f32x16<S> {
+    f32x16::load_array_ref(simd, from)
+}
+
+/// Stores 16 values.
+#[inline(always)]
+pub fn store<S: Simd>(from: f32x16<S>, to: &mut [f32; LANES]) {
+    from.store_array(to);
+}
+
+/// `a * b + c` with one rounding, on every instruction set.
+#[inline(always)]
+pub fn fma<S: Simd>(a: f32x16<S>, b: f32x16<S>, c: f32x16<S>) -> f32x16<S> {
+    if a.token().level().is_fallback() {
+        let mut out = [0.0; LANES];
+        software_fma(&a, &b, &c, &mut out);
+        return f32x16::load_array(a.token(), out);
+    }
+    a.mul_add_precise(b, c)
+}
+
+/// Out of line: the exact software form is some hundred instructions, and kernels unroll their loops.
+#[inline(never)]
+fn software_fma(a: &[f32; LANES], b: &[f32; LANES], c: &[f32; LANES], out: &mut [f32; LANES]) {
+    let Level::Fallback(simd) = Level::fallback() else { unreachable!("made for the fallback level alone") };
+    for i in (0..LANES).step_by(4) {
+        let part = |x: &[f32; LANES]| f32x4::load_array(simd, std::array::from_fn(|j| x[i + j]));
+        part(a).mul_add_precise(part(b), part(c)).store_slice(&mut out[i..i + 4]);
+    }
+}
+
+/// Sum of the lanes: lane i with i + 8, then with i + 4, then with i + 2, then the last two.
+#[inline(always)]
+pub fn sum<S: Simd>(v: f32x16<S>) -> f32 {
+    let (low, high) = v.split();
+    let (low, high) = (low + high).split();
+    let v = low + high;
+    (v[0] + v[2]) + (v[1] + v[3])
+}
+
+/// Loads 16 bf16 values, exactly.
+#[inline(always)]
+pub fn load_bf16<S: Simd>(simd: S, from: &[bf16; LANES]) -> f32x16<S> {
+    let (low, high) = load_bits(simd, from.map(bf16::to_bits)).widen();
+    let bits: u32x16<S> = low.combine(high) << 16;
+    bits.bitcast()
+}
+
+/// Loads 16 f16 values, exactly (subnormals, infinities and NaN too).
+#[inline(always)]
+pub fn load_f16<S: Simd>(simd: S, from: &[f16; LANES]) -> f32x16<S> {
+    let (low, high) = load_bits(simd, from.map(f16::to_bits)).widen();
+    let bits: u32x16<S> = low.combine(high);
+    let sign = (bits & 0x8000) << 16;
+    let magnitude = bits & 0x7fff;
+    // Exponent and mantissa moved into place are off by the difference of the biases, 112; a product mends it exactly,
+    // for subnormals as well.
+    let scaled: f32x16<S> =
+        (magnitude << 13).bitcast::<f32x16<S>>() * f32x16::splat(simd, f32::from_bits((112 + 127) << 23));
+    let scaled: u32x16<S> = scaled.bitcast();
+    // Infinity and NaN: all exponent bits stay set.
+    let special: u32x16<S> = (magnitude << 13) | 0x7f80_0000;
+    let magnitude = magnitude.simd_ge(0x7c00).select(special, scaled);
+    (magnitude | sign).bitcast()
+}
+
+#[inline(always)]
+fn load_bits<S: Simd>(simd: S, bits: [u16; LANES]) -> u16x16<S> {
+    u16x16::load_array(simd, bits)
+}
