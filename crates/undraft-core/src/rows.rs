@@ -181,6 +181,15 @@ impl<'a> Rows<'a> {
 }
 
 impl<'a> RowsMut<'a> {
+    /// The same view for a shorter time.
+    pub fn reborrow(&mut self) -> RowsMut<'_> {
+        let data = match &mut self.data {
+            DataMut::F32(d) => DataMut::F32(d),
+            DataMut::Bf16(d) => DataMut::Bf16(d),
+            DataMut::F16(d) => DataMut::F16(d),
+        };
+        RowsMut { data, row_stride: self.row_stride }
+    }
     /// A view with the given stride.
     pub fn new(data: impl Into<DataMut<'a>>, row_stride: usize) -> Self {
         Self { data: data.into(), row_stride }

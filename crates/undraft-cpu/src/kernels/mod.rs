@@ -5,6 +5,7 @@ mod chunk_gated_delta_rule;
 mod commit_states;
 mod fused_gdn_gating;
 mod fused_recurrent_gated_delta_rule;
+mod matmul;
 mod prepare;
 mod rms_norm_gated;
 mod rows;

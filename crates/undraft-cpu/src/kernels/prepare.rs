@@ -17,6 +17,7 @@ use crate::with_simd;
 pub(crate) struct Workspace {
     pub(super) window: Window,
     pub(super) pending: Pending,
+    /// Scratch of the chunked form.
     pub(super) chunk: Vec<f32>,
     /// `cu_seqlens` of a call without tokens.
     pub(super) no_tokens: Vec<i32>,
