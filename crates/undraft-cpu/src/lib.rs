@@ -14,6 +14,7 @@
 //! Every ISA here runs the same 16-lane algorithm with fused multiply-adds (the scalar one computes them exactly in
 //! software), so that scalar, AVX2, AVX-512 and NEON give the same bits.
 
+mod aligned;
 mod backend;
 mod executor;
 mod kernels;
@@ -21,6 +22,7 @@ mod shared;
 pub mod simd;
 mod thread_pool;
 
+pub use aligned::AlignedBuffer;
 pub use backend::CpuBackend;
 #[cfg(feature = "rayon")]
 pub use executor::RayonExecutor;

@@ -40,4 +40,17 @@ impl<'a, T> SharedMut<'a, T> {
         // no overlapping part lives.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }
     }
+
+    /// Asks for the memory of a range, as far as it lies in the slice; reads nothing.
+    #[inline(always)]
+    pub fn prefetch(&self, range: Range<usize>) {
+        const LINE: usize = 64;
+        let end = range.end.min(self.len);
+        let step = LINE / size_of::<T>().clamp(1, LINE);
+        let mut at = range.start;
+        while at < end {
+            crate::simd::prefetch(self.start.wrapping_add(at).cast_const().cast());
+            at += step;
+        }
+    }
 }

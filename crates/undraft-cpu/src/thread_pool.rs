@@ -159,7 +159,7 @@ impl Executor for ThreadPool {
         shared.job.store((&raw const job).cast_mut().cast(), Ordering::Relaxed);
         // No job is open and no worker active here: the caller's lock is held and the last job was closed and left.
         let epoch = shared.state.load(Ordering::Relaxed) / EPOCH + 1;
-        shared.state.store(epoch * EPOCH | OPEN, Ordering::SeqCst);
+        shared.state.store((epoch * EPOCH) | OPEN, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if shared.num_parked.load(Ordering::SeqCst) > 0 {
             shared.wake_all();

@@ -168,11 +168,14 @@ pub(super) fn check_states(
     outer: &[(&'static str, usize)],
     dims: &GdnDims,
 ) -> Result<()> {
-    let mut shape = outer.to_vec();
-    shape.extend([
+    // On the stack: this runs in every layer of every decoded token.
+    let mut shape = [("", 0); 5];
+    let (first, rest) = shape.split_at_mut(outer.len());
+    first.copy_from_slice(outer);
+    rest[..3].copy_from_slice(&[
         ("num_v_heads", dims.num_v_heads()),
         ("head_v_dim", dims.head_v_dim()),
         ("head_k_dim", dims.head_k_dim()),
     ]);
-    check_len(arg, got, &shape)
+    check_len(arg, got, &shape[..outer.len() + 3])
 }

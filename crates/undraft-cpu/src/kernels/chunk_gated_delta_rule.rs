@@ -17,7 +17,7 @@ use undraft_core::ops::ChunkGatedDeltaRuleArgs;
 use undraft_core::{Checked, GdnDims};
 
 use super::matmul::{Matrix, matmul, transpose};
-use super::prepare::{Window, Workspace, padded_k, resize};
+use super::prepare::{Window, Workspace, padded_k};
 use super::rows::SharedRows;
 use crate::executor::Executor;
 use crate::shared::SharedMut;
@@ -90,7 +90,7 @@ pub(crate) fn chunk_gated_delta_rule(
     let num_heads = inputs.state_indices.len() * hv;
     let groups = num_heads.min(4 * executor.num_threads());
     let scratch_len = Scratch::len(&dims);
-    let scratch = SharedMut::new(resize(chunk, groups * scratch_len));
+    let scratch = SharedMut::new(chunk.resized(groups * scratch_len));
     let (state, out) = (SharedMut::new(state), SharedRows::new(out));
     executor.run(groups, &|group| {
         // SAFETY: each group has a part of the scratch of its own.

@@ -3,7 +3,7 @@
 use undraft_core::Checked;
 use undraft_core::ops::CommitStatesArgs;
 
-use super::fused_recurrent_gated_delta_rule::{Call, SharedCapture, no_output};
+use super::fused_recurrent_gated_delta_rule::{Call, SharedCapture};
 use super::prepare::Workspace;
 use crate::executor::Executor;
 use crate::shared::SharedMut;
@@ -32,7 +32,8 @@ pub(crate) fn commit_states(
         state: SharedMut::new(args.state),
         log_delta: Some((SharedMut::new(args.log.delta), args.log.max_tokens)),
         capture: SharedCapture::DeltaLog,
-        out: no_output(),
+        out: SharedMut::new(&mut []),
+        out_stride: 0,
     }
     .run(executor);
 }

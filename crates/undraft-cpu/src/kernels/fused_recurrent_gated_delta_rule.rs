@@ -1,15 +1,17 @@
 //! `fused_recurrent_gated_delta_rule`: prepare the tokens, then every head's rows on their own.
 
 use undraft_core::ops::{DeltaRuleInputs, FusedRecurrentArgs};
-use undraft_core::{CaptureMut, Checked, DeltaLogMut, GdnDims, HeadMap, RowsMut};
+use undraft_core::{CaptureMut, Checked, DataMut, DeltaLogMut, GdnDims, HeadMap, RowsMut};
 
 use super::prepare::{Pending, Window, Workspace, num_chunks, padded_k};
 use super::rows::SharedRows;
+use super::scalar_rows::Loops;
 use super::state_rows::{Head, WriteBack, run_rows};
+use super::vector_rows::Vectors;
 use crate::executor::Executor;
 use crate::shared::SharedMut;
 use crate::simd::Token;
-use crate::with_simd;
+use crate::with_vectors;
 
 /// A task should hold at least this many state elements, so that handing it out costs little beside it.
 const MIN_TASK: usize = 16 * 1024;
@@ -22,12 +24,22 @@ pub(crate) fn fused_recurrent_gated_delta_rule(
 ) {
     let FusedRecurrentArgs { inputs, num_slots: _, state, mut log, num_pending, capture, out } = args.into_inner();
     let num_tokens = inputs.cu_seqlens[inputs.cu_seqlens.len() - 1] as usize;
-    let Workspace { window, pending, .. } = workspace;
+    let Workspace { window, pending, out: f32_scratch, .. } = workspace;
     window.prepare(token, executor, &inputs, num_tokens);
     pending.prepare(&inputs.dims, inputs.state_indices, num_pending, log.as_ref());
     if let (CaptureMut::DeltaLog, Some(log)) = (&capture, &mut log) {
         write_log(&inputs, window, log);
     }
+    // The rows write f32; other dtypes are rounded from a buffer at the end.
+    let width = inputs.dims.value_dim();
+    let mut buffered = None;
+    let (f32_out, out_stride) = match out.data {
+        DataMut::F32(d) => (d, out.row_stride),
+        data => {
+            buffered = Some(RowsMut { data, row_stride: out.row_stride });
+            (f32_scratch.resized(num_tokens * width), width)
+        }
+    };
     let call = Call {
         token,
         dims: inputs.dims,
@@ -46,9 +58,17 @@ pub(crate) fn fused_recurrent_gated_delta_rule(
                 SharedCapture::PerToken { states: SharedMut::new(states), max_tokens }
             }
         },
-        out: SharedRows::new(out),
+        out: SharedMut::new(f32_out),
+        out_stride,
     };
     call.run(executor);
+    if let Some(rows) = buffered {
+        let (rows, f32_scratch) = (SharedRows::new(rows), &*f32_scratch);
+        executor.run(num_tokens, &|t| {
+            // SAFETY: token t's row belongs to task t.
+            unsafe { rows.write(t, 0, &f32_scratch[t * width..(t + 1) * width]) };
+        });
+    }
 }
 
 /// k and decay of the window into the log; the deltas follow from the rows.
@@ -82,7 +102,9 @@ pub(super) struct Call<'a> {
     /// The log's deltas and its tokens a slot.
     pub(super) log_delta: Option<(SharedMut<'a, f32>, usize)>,
     pub(super) capture: SharedCapture<'a>,
-    pub(super) out: SharedRows<'a>,
+    pub(super) out: SharedMut<'a, f32>,
+    /// Elements between two tokens of `out`.
+    pub(super) out_stride: usize,
 }
 
 pub(super) enum SharedCapture<'a> {
@@ -102,7 +124,7 @@ impl Call<'_> {
             1 => 1,
             n => (4 * n).div_ceil(num_heads.max(1)).clamp(1, (self.dims.state_len() / hv).div_ceil(MIN_TASK)),
         };
-        let rows_per_block = v_dim.div_ceil(blocks).next_multiple_of(2);
+        let rows_per_block = v_dim.div_ceil(blocks).next_multiple_of(4);
         let blocks = v_dim.div_ceil(rows_per_block);
         let per_task = if threads == 1 { num_heads * blocks } else { (num_heads * blocks).div_ceil(16 * threads) };
         let units = num_heads * blocks;
@@ -122,8 +144,9 @@ impl Call<'_> {
         let tokens = self.cu_seqlens[seq] as usize..self.cu_seqlens[seq + 1] as usize;
         let Ok(slot) = usize::try_from(self.state_indices[seq]) else {
             for t in tokens {
+                let at = t * self.out_stride + v_head * v_dim;
                 // SAFETY: outputs of these rows of this head and sequence belong to this task alone.
-                unsafe { self.out.write(t, v_head * v_dim + rows.start, &[0.0; 256][..rows.len()]) };
+                unsafe { self.out.part(at + rows.start..at + rows.end) }.fill(0.0);
             }
             return;
         };
@@ -162,25 +185,24 @@ impl Call<'_> {
                     stride: dims.state_len(),
                 },
             },
-            out: &self.out,
-            out_row: tokens.start,
-            out_column: v_head * v_dim,
+            out: self.out,
+            out_start: tokens.start * self.out_stride + v_head * v_dim,
+            out_stride: self.out_stride,
         };
         macro_rules! run {
             ($($ch:literal)*) => {
                 match num_chunks(k_dim) {
                     // SAFETY: slots stand once in a call (checked), and each (sequence, head, block of rows) belongs
                     // to one task, so that nobody else touches these rows.
-                    $($ch => with_simd!(self.token, s => unsafe { run_rows::<_, $ch>(s, &head, rows) }),)*
+                    $($ch => with_vectors!(
+                        self.token,
+                        scalar => unsafe { run_rows::<_, $ch>(Loops, &head, rows) },
+                        s => unsafe { run_rows::<_, $ch>(Vectors(s), &head, rows) }
+                    ),)*
                     n => unreachable!("no kernel for {n} vectors"),
                 }
             };
         }
-        run!(1 2 3 4 6 8 12 16);
+        run!(1 2 4 6 8 12 16);
     }
-}
-
-/// An empty output for calls that make none.
-pub(super) fn no_output<'a>() -> SharedRows<'a> {
-    SharedRows::new(RowsMut::new(&mut [] as &mut [f32], 0))
 }

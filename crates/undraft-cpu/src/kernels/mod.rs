@@ -9,7 +9,9 @@ mod matmul;
 mod prepare;
 mod rms_norm_gated;
 mod rows;
+mod scalar_rows;
 mod state_rows;
+mod vector_rows;
 
 pub(crate) use causal_conv1d_update::causal_conv1d_update;
 pub(crate) use chunk_gated_delta_rule::chunk_gated_delta_rule;

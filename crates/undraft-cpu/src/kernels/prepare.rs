@@ -7,6 +7,7 @@ use undraft_core::ops::DeltaRuleInputs;
 use undraft_core::{DType, DeltaLogMut, GdnDims, PAD_SLOT, QkNorm, Rounding};
 
 use super::rows::read_f32;
+use crate::aligned::AlignedBuffer;
 use crate::executor::Executor;
 use crate::shared::SharedMut;
 use crate::simd::{self, LANES, Token};
@@ -17,8 +18,10 @@ use crate::with_simd;
 pub(crate) struct Workspace {
     pub(super) window: Window,
     pub(super) pending: Pending,
+    /// Outputs in f32 before they are rounded, `[num_tokens, HV, V]`.
+    pub(super) out: AlignedBuffer,
     /// Scratch of the chunked form.
-    pub(super) chunk: Vec<f32>,
+    pub(super) chunk: AlignedBuffer,
     /// `cu_seqlens` of a call without tokens.
     pub(super) no_tokens: Vec<i32>,
 }
@@ -27,15 +30,15 @@ pub(crate) struct Workspace {
 #[derive(Default)]
 pub(super) struct Window {
     /// `[num_tokens, H, KP]`.
-    pub(super) q: Vec<f32>,
+    pub(super) q: AlignedBuffer,
     /// `[num_tokens, H, KP]`.
-    pub(super) k: Vec<f32>,
+    pub(super) k: AlignedBuffer,
     /// `[num_tokens, HV, V]`.
-    pub(super) v: Vec<f32>,
+    pub(super) v: AlignedBuffer,
     /// `[num_tokens, HV]`.
-    pub(super) decay: Vec<f32>,
+    pub(super) decay: AlignedBuffer,
     /// `[num_tokens, HV]`.
-    pub(super) beta: Vec<f32>,
+    pub(super) beta: AlignedBuffer,
 }
 
 /// Log entries to replay.
@@ -44,28 +47,20 @@ pub(super) struct Pending {
     /// First entry of each sequence, `[num_seqs + 1]`.
     pub(super) offsets: Vec<usize>,
     /// `[num_pending, H, KP]`.
-    pub(super) k: Vec<f32>,
+    pub(super) k: AlignedBuffer,
     /// `[num_pending, HV]`.
-    pub(super) decay: Vec<f32>,
+    pub(super) decay: AlignedBuffer,
 }
 
 /// Vectors that a row of K elements takes. A size of its own is compiled for each of these.
 pub(super) fn num_chunks(head_k_dim: usize) -> usize {
     let chunks = head_k_dim.div_ceil(LANES);
-    [1, 2, 3, 4, 6, 8, 12, 16].into_iter().find(|&c| c >= chunks).unwrap_or(16)
+    [1, 2, 4, 6, 8, 12, 16].into_iter().find(|&c| c >= chunks).unwrap_or(16)
 }
 
 /// Elements of a padded key, `KP`.
 pub(super) fn padded_k(head_k_dim: usize) -> usize {
     num_chunks(head_k_dim) * LANES
-}
-
-/// Resizes without keeping the contents; allocates only to grow beyond the largest size so far.
-pub(super) fn resize(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if buffer.len() < len {
-        buffer.resize(len, 0.0);
-    }
-    &mut buffer[..len]
 }
 
 /// Sum of squares of a padded vector, in the kernels' order.
@@ -107,11 +102,11 @@ impl Window {
             Rounding::F32 => DType::F32,
             Rounding::Io => inputs.k.dtype(),
         };
-        let q = SharedMut::new(resize(&mut self.q, num_tokens * h * kp));
-        let k = SharedMut::new(resize(&mut self.k, num_tokens * h * kp));
-        let v = SharedMut::new(resize(&mut self.v, num_tokens * dims.value_dim()));
-        let decay = SharedMut::new(resize(&mut self.decay, num_tokens * hv));
-        let beta = SharedMut::new(resize(&mut self.beta, num_tokens * hv));
+        let q = SharedMut::new(self.q.resized(num_tokens * h * kp));
+        let k = SharedMut::new(self.k.resized(num_tokens * h * kp));
+        let v = SharedMut::new(self.v.resized(num_tokens * dims.value_dim()));
+        let decay = SharedMut::new(self.decay.resized(num_tokens * hv));
+        let beta = SharedMut::new(self.beta.resized(num_tokens * hv));
         executor.run(num_tokens, &|t| {
             for (rows, to) in [(&inputs.q, &q), (&inputs.k, &k)] {
                 // SAFETY: task t alone takes the parts of token t, each once at a time.
@@ -156,8 +151,8 @@ impl Pending {
         let (Some(log), 1..) = (log, total) else { return };
         let (h, hv, k_dim) = (dims.num_k_heads(), dims.num_v_heads(), dims.head_k_dim());
         let kp = padded_k(k_dim);
-        let k = resize(&mut self.k, total * h * kp);
-        let decay = resize(&mut self.decay, total * hv);
+        let k = self.k.resized(total * h * kp);
+        let decay = self.decay.resized(total * hv);
         for (seq, &slot) in state_indices.iter().enumerate() {
             let range = self.offsets[seq]..self.offsets[seq + 1];
             let first = slot.max(0) as usize * log.max_tokens;

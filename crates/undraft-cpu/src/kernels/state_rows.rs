@@ -1,11 +1,8 @@
-//! The recurrence over a few rows of one head's state, held in registers from the first replayed token to the last new
-//! one.
+//! The recurrence over a few rows of one head's state, which stay in the first-level cache from the first replayed token
+//! to the last new one.
 
-use fearless_simd::{Simd, f32x16};
-
-use super::rows::SharedRows;
 use crate::shared::SharedMut;
-use crate::simd::{self, LANES};
+use crate::simd::LANES;
 
 /// One value head of one sequence.
 pub(super) struct Head<'a> {
@@ -33,10 +30,10 @@ pub(super) struct Head<'a> {
     /// `[max_tokens, HV, V]` of the slot, from the value head on: read for the replay, then written by the window.
     pub(super) log_delta: Option<(SharedMut<'a, f32>, usize)>,
     pub(super) write: WriteBack<'a>,
-    /// Outputs: first token's row and the head's first column.
-    pub(super) out: &'a SharedRows<'a>,
-    pub(super) out_row: usize,
-    pub(super) out_column: usize,
+    /// Outputs in f32: the head's first element of the first token, and the elements between two tokens.
+    pub(super) out: SharedMut<'a, f32>,
+    pub(super) out_start: usize,
+    pub(super) out_stride: usize,
 }
 
 /// What becomes of the state after each token.
@@ -50,155 +47,184 @@ pub(super) enum WriteBack<'a> {
     PerToken { states: SharedMut<'a, f32>, start: usize, stride: usize },
 }
 
+/// Rows that are taken through all tokens before the next ones: few enough to stay in the first-level cache, many enough
+/// that the chain of one row's tokens hides behind the others'.
+const BLOCK: usize = 16;
+
+/// A row of the state, padded with zeros to whole vectors.
+pub(super) type Row<const CH: usize> = [[f32; LANES]; CH];
+
+/// Arithmetic on rows: vectors ([`super::vector_rows`]) or plain loops ([`super::scalar_rows`]), with the same bits.
+pub(super) trait RowKernel: Copy {
+    /// `row = fma(delta, k, row * decay)`.
+    fn replay<const CH: usize>(self, row: &mut Row<CH>, decay: f32, delta: f32, k: &Row<CH>);
+
+    /// One token for all rows.
+    fn token<const CH: usize>(self, token: Token<'_, CH>, rows: Rows<'_, CH>);
+}
+
+/// What a token does to every row of a head.
+pub(super) struct Token<'a, const CH: usize> {
+    pub(super) k: &'a Row<CH>,
+    pub(super) q: &'a Row<CH>,
+    pub(super) decay: f32,
+    pub(super) beta: f32,
+    pub(super) scale: f32,
+}
+
+/// The rows that a token is applied to, of one length.
+pub(super) struct Rows<'a, const CH: usize> {
+    pub(super) v: &'a [f32],
+    /// Where the rows come from; `to` where there is nothing.
+    pub(super) from: Option<&'a [Row<CH>]>,
+    pub(super) to: &'a mut [Row<CH>],
+    pub(super) out: &'a mut [f32],
+    pub(super) delta: Option<&'a mut [f32]>,
+}
+
+/// Working memory of a block.
+#[repr(align(64))]
+struct Scratch<const CH: usize> {
+    /// The block's rows where those of the state are not whole vectors.
+    base: [Row<CH>; BLOCK],
+    /// The block's rows after the last token, where the state itself must stay.
+    work: [Row<CH>; BLOCK],
+}
+
 /// Rows `rows` of a head, `CH` vectors a row.
 ///
 /// # Safety
 /// No other thread touches these rows of the head's state, log, captured states and outputs.
 #[inline(always)]
-pub(super) unsafe fn run_rows<S: Simd, const CH: usize>(s: S, head: &Head<'_>, rows: std::ops::Range<usize>) {
-    let mut row = rows.start;
-    while row + 2 <= rows.end {
-        // SAFETY: the rows lie in the caller's range.
-        unsafe { step::<S, CH, 2>(s, head, row) };
-        row += 2;
-    }
-    if row < rows.end {
-        // SAFETY: as above.
-        unsafe { step::<S, CH, 1>(s, head, row) };
+pub(super) unsafe fn run_rows<K: RowKernel, const CH: usize>(kernel: K, head: &Head<'_>, rows: std::ops::Range<usize>) {
+    let mut scratch = Scratch { base: [[[0.0; LANES]; CH]; BLOCK], work: [[[0.0; LANES]; CH]; BLOCK] };
+    let mut first = rows.start;
+    while first < rows.end {
+        let block = first..rows.end.min(first + BLOCK);
+        first = block.end;
+        // SAFETY: the block lies in the caller's range.
+        unsafe { run_block(kernel, head, block, &mut scratch) };
     }
 }
 
-/// Rows `row .. row + R`. The order of operations of a row depends on `CH` alone.
+/// # Safety
+/// As [`run_rows`].
+#[inline(always)]
+unsafe fn run_block<K: RowKernel, const CH: usize>(
+    kernel: K,
+    head: &Head<'_>,
+    rows: std::ops::Range<usize>,
+    scratch: &mut Scratch<CH>,
+) {
+    let Head { k_dim, num_tokens, .. } = *head;
+    let at = head.state_start + rows.start * k_dim..head.state_start + rows.end * k_dim;
+    // SAFETY: rows of this head's state are this thread's (the caller's promise); this is the only part of the state
+    // that is taken while it lives.
+    let state = unsafe { head.state.part(at.clone()) };
+    let whole = k_dim == CH * LANES;
+    let Scratch { base, work } = scratch;
+    if !whole {
+        for (to, from) in base.iter_mut().zip(state.chunks_exact(k_dim)) {
+            to.as_flattened_mut()[..k_dim].copy_from_slice(from);
+        }
+    }
+    let work = &mut work[..rows.len()];
+    let base = if whole { state.as_chunks_mut().0.as_chunks_mut().0 } else { &mut base[..rows.len()] };
+    // SAFETY: this block's rows, as above.
+    unsafe { replay(kernel, head, rows.start, base) };
+
+    for t in 0..num_tokens {
+        if num_tokens > 1 {
+            // While this block is computed, the next one is fetched, an equal share with each token. A single token
+            // goes through memory as fast as it comes.
+            let share = |t: usize| at.end + (at.end - at.start) * t / num_tokens;
+            head.state.prefetch(share(t)..share(t + 1));
+        }
+        let (from, to) = match head.write {
+            WriteBack::Final => (None, &mut *base),
+            _ if t == 0 => (Some(&*base), &mut *work),
+            _ => (None, &mut *work),
+        };
+        // SAFETY: outputs and log entries of these rows are this thread's; the replay's parts have ended.
+        unsafe { run_token(kernel, head, t, rows.clone(), from, to) };
+        if let WriteBack::PerToken { states, start, stride } = head.write {
+            let at = start + t * stride;
+            // SAFETY: captured rows of this head are this thread's.
+            let to = unsafe { states.part(at + rows.start * k_dim..at + rows.end * k_dim) };
+            for (to, from) in to.chunks_exact_mut(k_dim).zip(&*work) {
+                to.copy_from_slice(&from.as_flattened()[..k_dim]);
+            }
+        }
+    }
+    let is_changed = head.num_pending > 0 || matches!(head.write, WriteBack::Final) && num_tokens > 0;
+    if is_changed && !whole {
+        for (to, from) in state.chunks_exact_mut(k_dim).zip(&scratch.base) {
+            to.copy_from_slice(&from.as_flattened()[..k_dim]);
+        }
+    }
+}
+
+/// Replays the pending log entries into the rows from `first` on.
 ///
 /// # Safety
 /// As [`run_rows`].
 #[inline(always)]
-unsafe fn step<S: Simd, const CH: usize, const R: usize>(s: S, head: &Head<'_>, row: usize) {
-    let k_dim = head.k_dim;
-    let start = head.state_start + row * k_dim;
-    // SAFETY: rows of this head's state are this thread's (the caller's promise); the part ends with this function and
-    // no other part of the state is taken meanwhile.
-    let memory = unsafe { head.state.part(start..start + R * k_dim) };
-    let mut state = load_rows::<S, CH, R>(s, memory, k_dim);
-    let delta_stride = head.num_v_heads * head.v_dim;
+unsafe fn replay<K: RowKernel, const CH: usize>(kernel: K, head: &Head<'_>, first: usize, rows: &mut [Row<CH>]) {
+    let (1.., Some((log, log_start))) = (head.num_pending, head.log_delta) else { return };
+    for p in 0..head.num_pending {
+        let at = log_start + p * head.num_v_heads * head.v_dim + first;
+        // SAFETY: the log entries of these rows are this thread's; the part ends with this iteration.
+        let delta = unsafe { log.part(at..at + rows.len()) };
+        let decay = head.pending_decay[p * head.num_v_heads];
+        let k = vectors::<CH>(&head.pending_k[p * head.k_stride..]);
+        for (row, delta) in rows.iter_mut().zip(delta) {
+            kernel.replay(row, decay, *delta, k);
+        }
+    }
+}
 
-    if let (1.., Some((log, log_start))) = (head.num_pending, head.log_delta) {
-        for p in 0..head.num_pending {
-            let at = log_start + p * delta_stride + row;
-            // SAFETY: the log entries of these rows are this thread's; the part ends with this iteration.
-            let delta = unsafe { log.part(at..at + R) };
-            let k = vectors::<CH>(&head.pending_k[p * head.k_stride..]);
-            let decay = simd::splat(s, head.pending_decay[p * head.num_v_heads]);
-            for r in 0..R {
-                let delta = simd::splat(s, delta[r]);
-                for c in 0..CH {
-                    state[r][c] = simd::fma(delta, simd::load(s, &k[c]), state[r][c] * decay);
-                }
-            }
-        }
-        store_rows(&state, memory, k_dim);
-    }
-
-    for t in 0..head.num_tokens {
-        let k = vectors::<CH>(&head.k[t * head.k_stride..]);
-        let q = vectors::<CH>(&head.q[t * head.k_stride..]);
-        let v = &head.v[t * delta_stride + row..][..R];
-        let decay = simd::splat(s, head.decay[t * head.num_v_heads]);
-        let beta = head.beta[t * head.num_v_heads];
-        let mut delta = [0.0; R];
-        let mut o = [0.0; R];
-        for r in 0..R {
-            let mut acc = [simd::zero(s); 2];
-            for c in 0..CH {
-                state[r][c] = state[r][c] * decay;
-                acc[c & 1] = simd::fma(state[r][c], simd::load(s, &k[c]), acc[c & 1]);
-            }
-            delta[r] = (v[r] - simd::sum(acc[0] + acc[1])) * beta;
-        }
-        for r in 0..R {
-            let splat = simd::splat(s, delta[r]);
-            let mut acc = [simd::zero(s); 2];
-            for c in 0..CH {
-                state[r][c] = simd::fma(splat, simd::load(s, &k[c]), state[r][c]);
-                acc[c & 1] = simd::fma(state[r][c], simd::load(s, &q[c]), acc[c & 1]);
-            }
-            o[r] = head.scale * simd::sum(acc[0] + acc[1]);
-        }
-        // SAFETY: outputs of this head's rows are this thread's.
-        unsafe { head.out.write(head.out_row + t, head.out_column + row, &o) };
-        match (head.write, head.log_delta) {
-            (WriteBack::DeltaLog, Some((log, log_start))) => {
-                let at = log_start + t * delta_stride + row;
-                // SAFETY: the log entries of these rows are this thread's; the replay's parts have ended.
-                unsafe { log.part(at..at + R) }.copy_from_slice(&delta);
-            }
-            (WriteBack::PerToken { states, start, stride }, _) => {
-                let at = start + t * stride + row * k_dim;
-                // SAFETY: captured rows of this head are this thread's.
-                store_rows(&state, unsafe { states.part(at..at + R * k_dim) }, k_dim);
-            }
-            _ => {}
-        }
-    }
-    if matches!(head.write, WriteBack::Final) && head.num_tokens > 0 {
-        store_rows(&state, memory, k_dim);
-    }
+/// Token `t` for the rows of a block.
+///
+/// # Safety
+/// As [`run_rows`], and no other part of these outputs and log entries is in use.
+#[inline(always)]
+unsafe fn run_token<K: RowKernel, const CH: usize>(
+    kernel: K,
+    head: &Head<'_>,
+    t: usize,
+    rows: std::ops::Range<usize>,
+    from: Option<&[Row<CH>]>,
+    to: &mut [Row<CH>],
+) {
+    let per_token = t * head.num_v_heads * head.v_dim;
+    let part = |start: usize| start + rows.start..start + rows.end;
+    let token = Token {
+        k: vectors(&head.k[t * head.k_stride..]),
+        q: vectors(&head.q[t * head.k_stride..]),
+        decay: head.decay[t * head.num_v_heads],
+        beta: head.beta[t * head.num_v_heads],
+        scale: head.scale,
+    };
+    let rows = Rows {
+        v: &head.v[part(per_token)],
+        from,
+        to,
+        // SAFETY: the caller's promise.
+        out: unsafe { head.out.part(part(head.out_start + t * head.out_stride)) },
+        delta: match (head.write, head.log_delta) {
+            // SAFETY: the caller's promise.
+            (WriteBack::DeltaLog, Some((log, at))) => Some(unsafe { log.part(part(at + per_token)) }),
+            _ => None,
+        },
+    };
+    kernel.token(token, rows);
 }
 
 /// The first `CH` vectors of a padded key.
 #[inline(always)]
-fn vectors<const CH: usize>(x: &[f32]) -> &[[f32; LANES]; CH] {
+fn vectors<const CH: usize>(x: &[f32]) -> &Row<CH> {
     match x.as_chunks::<LANES>().0.first_chunk::<CH>() {
         Some(vectors) => vectors,
         None => unreachable!("keys are padded to CH vectors"),
-    }
-}
-
-#[inline(always)]
-fn load_rows<S: Simd, const CH: usize, const R: usize>(s: S, memory: &[f32], k_dim: usize) -> [[f32x16<S>; CH]; R] {
-    let mut state = [[simd::zero(s); CH]; R];
-    for (r, row) in memory.chunks_exact(k_dim).enumerate().take(R) {
-        let (whole, rest) = row.as_chunks::<LANES>();
-        if whole.len() == CH {
-            for c in 0..CH {
-                state[r][c] = simd::load(s, &whole[c]);
-            }
-            continue;
-        }
-        for (c, chunk) in whole.iter().enumerate().take(CH) {
-            state[r][c] = simd::load(s, chunk);
-        }
-        if !rest.is_empty() {
-            let mut padded = [0.0; LANES];
-            padded[..rest.len()].copy_from_slice(rest);
-            state[r][whole.len()] = simd::load(s, &padded);
-        }
-    }
-    state
-}
-
-#[inline(always)]
-fn store_rows<S: Simd, const CH: usize, const R: usize>(
-    state: &[[f32x16<S>; CH]; R],
-    memory: &mut [f32],
-    k_dim: usize,
-) {
-    for (r, row) in memory.chunks_exact_mut(k_dim).enumerate().take(R) {
-        let (whole, rest) = row.as_chunks_mut::<LANES>();
-        let num_whole = whole.len();
-        if num_whole == CH {
-            for c in 0..CH {
-                simd::store(state[r][c], &mut whole[c]);
-            }
-            continue;
-        }
-        for (c, chunk) in whole.iter_mut().enumerate().take(CH) {
-            simd::store(state[r][c], chunk);
-        }
-        if !rest.is_empty() {
-            let mut padded = [0.0; LANES];
-            simd::store(state[r][num_whole], &mut padded);
-            rest.copy_from_slice(&padded[..rest.len()]);
-        }
     }
 }

@@ -126,6 +126,17 @@ macro_rules! with_simd {
     ($token:expr, $simd:ident => $body:expr) => {
         match $token {
             $crate::simd::Token::Scalar($simd) => $body,
+            token => $crate::with_vectors!(token, scalar => unreachable!("matched above"), $simd => $body),
+        }
+    };
+}
+
+/// [`with_simd!`](crate::with_simd) for kernels that treat the scalar token on their own: `scalar => body` comes first.
+#[macro_export]
+macro_rules! with_vectors {
+    ($token:expr, scalar => $scalar:expr, $simd:ident => $body:expr) => {
+        match $token {
+            $crate::simd::Token::Scalar(_) => $scalar,
             #[cfg(target_arch = "x86_64")]
             $crate::simd::Token::Avx2($simd) => $crate::simd::Simd::vectorize(
                 $simd,

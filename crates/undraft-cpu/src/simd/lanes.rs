@@ -1,7 +1,7 @@
 //! Sixteen f32 lanes on every instruction set, so that sums have one order everywhere.
 
 use fearless_simd::prelude::*;
-use fearless_simd::{Level, Simd, f32x4, f32x16, u16x16, u32x16};
+use fearless_simd::{Level, Simd, f32x4, f32x16, f64x2, u16x16, u32x16};
 use half::{bf16, f16};
 
 /// Lanes of the one vector type that the kernels use.
@@ -42,9 +42,11 @@ pub fn fma<S: Simd>(a: f32x16<S>, b: f32x16<S>, c: f32x16<S>) -> f32x16<S> {
     a.mul_add_precise(b, c)
 }
 
+/// `a * b + c` with one rounding, lane by lane, without the instruction.
+///
 /// Out of line: the exact software form is some hundred instructions, and kernels unroll their loops.
 #[inline(never)]
-fn software_fma(a: &[f32; LANES], b: &[f32; LANES], c: &[f32; LANES], out: &mut [f32; LANES]) {
+pub fn software_fma(a: &[f32; LANES], b: &[f32; LANES], c: &[f32; LANES], out: &mut [f32; LANES]) {
     let Level::Fallback(simd) = Level::fallback() else { unreachable!("made for the fallback level alone") };
     for i in (0..LANES).step_by(4) {
         let part = |x: &[f32; LANES]| f32x4::load_array(simd, std::array::from_fn(|j| x[i + j]));
@@ -55,10 +57,25 @@ fn software_fma(a: &[f32; LANES], b: &[f32; LANES], c: &[f32; LANES], out: &mut 
 /// Sum of the lanes: lane i with i + 8, then with i + 4, then with i + 2, then the last two.
 #[inline(always)]
 pub fn sum<S: Simd>(v: f32x16<S>) -> f32 {
+    let v = fold(v);
+    (v[0] + v[2]) + (v[1] + v[3])
+}
+
+/// The first two steps of [`sum`]: lane i with i + 8, then with i + 4.
+#[inline(always)]
+pub fn fold<S: Simd>(v: f32x16<S>) -> f32x4<S> {
     let (low, high) = v.split();
     let (low, high) = (low + high).split();
-    let v = low + high;
-    (v[0] + v[2]) + (v[1] + v[3])
+    low + high
+}
+
+/// The last two steps of [`sum`] for four vectors at once.
+#[inline(always)]
+pub fn sum_each<S: Simd>([a, b, c, d]: [f32x4<S>; 4]) -> f32x4<S> {
+    // [a0 + a2, b0 + b2, a1 + a3, b1 + b3]
+    let ab: f64x2<S> = (a.zip_low(b) + a.zip_high(b)).bitcast();
+    let cd: f64x2<S> = (c.zip_low(d) + c.zip_high(d)).bitcast();
+    ab.zip_low(cd).bitcast::<f32x4<S>>() + ab.zip_high(cd).bitcast::<f32x4<S>>()
 }
 
 /// Loads 16 bf16 values, exactly.

@@ -20,7 +20,7 @@ pub fn exp<S: Simd>(simd: S, x: f32x16<S>) -> f32x16<S> {
     let r = fma(n, splat(-0.693_359_4), x);
     let r = fma(n, splat(2.121_944_4e-4), r);
     let mut p = splat(1.987_569_1e-4);
-    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
         p = fma(p, r, splat(c));
     }
     let p = fma(p, r * r, r) + splat(1.0);

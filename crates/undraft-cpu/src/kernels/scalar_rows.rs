@@ -1,0 +1,55 @@
+//! Rows of the state in plain loops: the order of operations written out, lane by lane.
+
+use super::state_rows::{Row, RowKernel, Rows, Token};
+use crate::simd::{LANES, software_fma};
+
+/// No SIMD instructions asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Loops;
+
+impl RowKernel for Loops {
+    #[inline(never)]
+    fn replay<const CH: usize>(self, row: &mut Row<CH>, decay: f32, delta: f32, k: &Row<CH>) {
+        for (x, k) in row.iter_mut().zip(k) {
+            let decayed = x.map(|x| x * decay);
+            software_fma(&[delta; LANES], k, &decayed, x);
+        }
+    }
+
+    #[inline(never)]
+    fn token<const CH: usize>(self, token: Token<'_, CH>, rows: Rows<'_, CH>) {
+        let Rows { v, from, to, out, mut delta } = rows;
+        for r in 0..v.len() {
+            if let Some(from) = from {
+                to[r] = from[r];
+            }
+            let row = &mut to[r];
+            row.as_flattened_mut().iter_mut().for_each(|x| *x *= token.decay);
+            let d = (v[r] - dot(row, token.k)) * token.beta;
+            for (x, k) in row.iter_mut().zip(token.k) {
+                let before = *x;
+                software_fma(&[d; LANES], k, &before, x);
+            }
+            out[r] = token.scale * dot(row, token.q);
+            if let Some(delta) = &mut delta {
+                delta[r] = d;
+            }
+        }
+    }
+}
+
+/// Even vectors into one sum, odd ones into another; then lane i with i + 8, i + 4, i + 2, and the last two.
+fn dot<const CH: usize>(a: &Row<CH>, b: &Row<CH>) -> f32 {
+    let mut acc = [[0.0; LANES]; 2];
+    for c in 0..CH {
+        let before = acc[c & 1];
+        software_fma(&a[c], &b[c], &before, &mut acc[c & 1]);
+    }
+    let mut sum: [f32; LANES] = std::array::from_fn(|i| acc[0][i] + acc[1][i]);
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            sum[i] += sum[i + half];
+        }
+    }
+    sum[0]
+}
