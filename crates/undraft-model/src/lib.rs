@@ -1,10 +1,16 @@
 //! Runner for hybrid language models with exact speculative decoding.
 
 pub mod config;
+pub mod dense;
+pub mod drafters;
 pub mod error;
+mod files;
+pub mod generate;
+pub mod model;
 pub mod sampling;
 pub mod text;
 pub mod weights;
 
 pub use config::ModelConfig;
 pub use error::{ModelError, Result};
+pub use model::Model;

@@ -1,0 +1,54 @@
+# `make check` is exactly what CI runs. Its last step is the tests, so that the last line is their summary.
+
+CARGO ?= cargo
+PYTHON ?= python3
+UNDRAFT = $(CARGO) run --release --locked --
+
+.NOTPARALLEL:
+.PHONY: check fmt clippy docs layers licences repo doctest generate selftest test bench deny
+
+check: fmt layers licences repo clippy docs doctest generate selftest test
+
+fmt:
+	$(CARGO) fmt --all --check
+
+clippy:
+	$(CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings
+
+# Libraries alone: the program has the name of a library, and its documentation would take that one's place.
+docs:
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --all-features --no-deps --lib --locked
+
+# Which crate may import which.
+layers:
+	$(PYTHON) tools/check_layers.py
+
+# Licences of all dependencies, against deny.toml.
+licences:
+	$(PYTHON) tools/check_licences.py
+
+# What no file may hold; links and the example of the documentation.
+repo:
+	tools/check_repo.sh
+	$(PYTHON) tools/check_docs.py
+
+doctest:
+	$(CARGO) test --doc --workspace --all-features --locked
+
+# The README's first command, and the same with a comparison; a difference ends with exit code 1.
+generate:
+	$(UNDRAFT) generate </dev/null
+	$(UNDRAFT) generate --prompt "def main():" --draft mtp --compare --max-tokens 64 --json </dev/null
+
+selftest:
+	$(UNDRAFT) selftest
+
+test:
+	tools/run_tests.sh
+
+# Not part of `check`: figures of this machine, and cargo-deny where it is installed.
+bench:
+	$(UNDRAFT) bench
+
+deny:
+	$(CARGO) deny check

@@ -1,0 +1,343 @@
+//! Causal softmax attention over a cache, every query on its own.
+//!
+//! A query at position p goes through keys 0..=p in blocks of 64 that begin at multiples of 64, with a running maximum
+//! (the online softmax of Milakov and Gimelshein, arXiv 1805.02867). Where blocks begin depends on positions alone, so
+//! a query's result depends neither on the other queries of a call nor on how they are shared out.
+
+use undraft::cpu::simd::{self, LANES, Simd, f32x16, prelude::*};
+use undraft::cpu::{SharedMut, with_simd};
+
+use super::block::{BLOCK, Block, F32Block};
+use super::tile::{self, Vector};
+use super::{Compute, KvCache};
+
+/// Keys of a block.
+const KEYS: usize = 64;
+
+/// Queries that share the reading of keys and values.
+const MAX_QUERIES: usize = 4;
+
+/// Attends with the newest positions of `cache`, which hold their own keys and values already.
+///
+/// `q` is `[n, num_heads, head_dim]`, scaled, of the last n positions held; `out` is of the same shape. Query head h
+/// reads key and value head `h / (num_heads / cache.num_heads())`.
+///
+/// # Panics
+/// If the buffers are not of these shapes, or there are more queries than positions.
+pub fn attend(compute: &Compute, cache: &KvCache, num_heads: usize, q: &[f32], out: &mut [f32]) {
+    let (head_dim, kv_heads) = (cache.head_dim(), cache.num_heads());
+    let row = num_heads * head_dim;
+    assert!(q.len().is_multiple_of(row) && q.len() == out.len(), "`q` and `out` are not [n, {num_heads}, {head_dim}]");
+    assert!(num_heads.is_multiple_of(kv_heads), "{num_heads} query heads, {kv_heads} key heads");
+    let num_tokens = q.len() / row;
+    assert!(num_tokens <= cache.len(), "{num_tokens} queries, {} positions", cache.len());
+    let group = num_heads / kv_heads;
+    let cut = Cut::new(compute, num_tokens, kv_heads, group);
+    let num_tasks = num_tokens.div_ceil(cut.tokens) * kv_heads * group.div_ceil(cut.heads);
+    let work = q.len() / LANES * cache.len();
+    let out = SharedMut::new(out);
+    compute.run(num_tasks, work, &|task| {
+        let (task, part) = (task / group.div_ceil(cut.heads), task % group.div_ceil(cut.heads));
+        let (first_token, kv_head) = (task / kv_heads * cut.tokens, task % kv_heads);
+        let tokens = first_token..(first_token + cut.tokens).min(num_tokens);
+        let heads = kv_head * group + part * cut.heads..kv_head * group + ((part + 1) * cut.heads).min(group);
+        let mut queries = [Query { start: 0, position: 0 }; MAX_QUERIES];
+        let mut num_queries = 0;
+        for token in tokens {
+            for head in heads.clone() {
+                let position = cache.len() - num_tokens + token;
+                queries[num_queries] = Query { start: token * row + head * head_dim, position };
+                num_queries += 1;
+            }
+        }
+        let call = Call { keys: cache.head_keys(kv_head), values: cache.head_values(kv_head), head_dim, q, out: &out };
+        with_simd!(compute.token(), s => match queries[..num_queries] {
+            [a, b, c, d] => call.run(s, [a, b, c, d]),
+            [a, b, c] => call.run(s, [a, b, c]),
+            [a, b] => call.run(s, [a, b]),
+            [a] => call.run(s, [a]),
+            _ => {}
+        });
+    });
+}
+
+/// How many tokens and heads of a group a task takes; it changes no result.
+struct Cut {
+    tokens: usize,
+    heads: usize,
+}
+
+impl Cut {
+    fn new(compute: &Compute, num_tokens: usize, kv_heads: usize, group: usize) -> Self {
+        let mut heads = group.min(MAX_QUERIES);
+        while heads > 1 && num_tokens * kv_heads * group.div_ceil(heads) < compute.num_threads() {
+            heads = heads.div_ceil(2);
+        }
+        let fits = MAX_QUERIES / heads;
+        let enough = num_tokens * kv_heads >= 4 * fits * compute.num_threads();
+        Self { heads, tokens: if enough { fits } else { 1 } }
+    }
+}
+
+/// One head of one token.
+#[derive(Clone, Copy)]
+struct Query {
+    /// Where it begins in `q` and `out`.
+    start: usize,
+    position: usize,
+}
+
+/// Queries of one key and value head.
+struct Call<'a, 'o> {
+    /// `[positions, blocks]`.
+    keys: &'a [F32Block],
+    values: &'a [F32Block],
+    head_dim: usize,
+    q: &'a [f32],
+    out: &'a SharedMut<'o, f32>,
+}
+
+impl Call<'_, '_> {
+    fn run<S: Simd, const G: usize>(&self, s: S, queries: [Query; G]) {
+        s.vectorize(
+            #[inline(always)]
+            || self.queries(s, queries),
+        );
+    }
+
+    #[inline(always)]
+    fn queries<S: Simd, const G: usize>(&self, s: S, queries: [Query; G]) {
+        let mut q = [Vector::EMPTY; G];
+        let mut last = 0;
+        for g in 0..G {
+            q[g] = Vector::new(&self.q[queries[g].start..queries[g].start + self.head_dim]);
+            last = last.max(queries[g].position);
+        }
+        let mut state = [Softmax { max: f32::NEG_INFINITY, sum: simd::zero(s) }; G];
+        let mut scores = [[0.0f32; KEYS]; G];
+        for start in (0..=last).step_by(KEYS) {
+            // Keys of this block that each query sees.
+            let mut seen = [0; G];
+            for g in 0..G {
+                seen[g] = (queries[g].position + 1).saturating_sub(start).min(KEYS);
+            }
+            let (mut fewest, mut most) = (KEYS, 0);
+            for seen in seen {
+                fewest = fewest.min(seen);
+                most = most.max(seen);
+            }
+            self.scores(s, start, most, q, &mut scores);
+            for g in 0..G {
+                if seen[g] > 0 {
+                    let scale = state[g].weigh(s, &mut scores[g], seen[g]);
+                    self.scale(s, queries[g], start > 0, scale);
+                }
+            }
+            self.add_values(s, queries, start, 0..fewest, &scores);
+            for g in 0..G {
+                self.add_values(s, [queries[g]], start, fewest..seen[g], &[scores[g]]);
+            }
+        }
+        for g in 0..G {
+            self.scale(s, queries[g], true, 1.0 / simd::sum(state[g].sum));
+        }
+    }
+
+    /// Scores of the first `most` keys of the block.
+    #[inline(always)]
+    fn scores<S: Simd, const G: usize>(
+        &self,
+        s: S,
+        start: usize,
+        most: usize,
+        q: [Vector<'_>; G],
+        scores: &mut [[f32; KEYS]; G],
+    ) {
+        let wide = <S::f32s as SimdBase<S>>::LEN >= LANES;
+        let mut j = 0;
+        while most - j >= 4 {
+            if wide || G == 1 {
+                self.score_rows::<S, 4, G>(s, start, j, q, scores);
+            } else {
+                self.score_rows::<S, 2, G>(s, start, j, q, scores);
+                self.score_rows::<S, 2, G>(s, start, j + 2, q, scores);
+            }
+            j += 4;
+        }
+        while j < most {
+            self.score_rows::<S, 1, G>(s, start, j, q, scores);
+            j += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn score_rows<S: Simd, const R: usize, const G: usize>(
+        &self,
+        s: S,
+        start: usize,
+        j: usize,
+        q: [Vector<'_>; G],
+        scores: &mut [[f32; KEYS]; G],
+    ) {
+        let blocks = self.head_dim.div_ceil(BLOCK);
+        let mut rows = [&self.keys[..0]; R];
+        for (r, row) in rows.iter_mut().enumerate() {
+            *row = &self.keys[(start + j + r) * blocks..(start + j + r + 1) * blocks];
+        }
+        let acc = tile::tile(s, rows, q);
+        for g in 0..G {
+            scores[g][j..j + R].copy_from_slice(&tile::sums(acc[g]));
+        }
+    }
+
+    /// Multiplies what a query has summed up, or sets it to zero if it is `begun` with this block.
+    #[inline(always)]
+    fn scale<S: Simd>(&self, s: S, query: Query, begun: bool, scale: f32) {
+        // SAFETY: a task has queries of its own, and the part lives in this call alone.
+        let out = unsafe { self.out.part(query.start..query.start + self.head_dim) };
+        if !begun {
+            out.fill(0.0);
+        } else if scale != 1.0 {
+            let (vectors, rest) = out.as_chunks_mut::<LANES>();
+            for vector in vectors {
+                simd::store(simd::load(s, vector) * scale, vector);
+            }
+            for x in rest {
+                *x *= scale;
+            }
+        }
+    }
+
+    /// Adds the weighted values of some keys of a block, key by key.
+    #[inline(always)]
+    fn add_values<S: Simd, const G: usize>(
+        &self,
+        s: S,
+        queries: [Query; G],
+        start: usize,
+        keys: std::ops::Range<usize>,
+        weights: &[[f32; KEYS]; G],
+    ) {
+        if keys.is_empty() {
+            return;
+        }
+        let blocks = self.head_dim.div_ceil(BLOCK);
+        let values = &self.values[start * blocks..(start + keys.end) * blocks];
+        let wide = <S::f32s as SimdBase<S>>::LEN >= LANES;
+        let mut block = 0;
+        while block < blocks {
+            let columns = Columns { values, blocks, block, keys: keys.clone(), weights };
+            block += match (wide, blocks - block) {
+                (true, 4..) if G == 1 => self.add_columns::<S, G, 4>(s, queries, columns),
+                (true, 2..) if G <= 2 => self.add_columns::<S, G, 2>(s, queries, columns),
+                (false, 2..) if G == 1 => self.add_columns::<S, G, 2>(s, queries, columns),
+                _ => self.add_columns::<S, G, 1>(s, queries, columns),
+            };
+        }
+    }
+
+    /// `C` blocks of columns; gives `C`.
+    #[inline(always)]
+    fn add_columns<S: Simd, const G: usize, const C: usize>(
+        &self,
+        s: S,
+        queries: [Query; G],
+        columns: Columns<'_, G>,
+    ) -> usize {
+        let Columns { values, blocks, block, keys, weights } = columns;
+        let mut acc = [[[simd::zero(s); 2]; C]; G];
+        for g in 0..G {
+            for c in 0..C {
+                acc[g][c] = F32Block::pack(self.out_block(queries[g], block + c)).load(s);
+            }
+        }
+        for j in keys {
+            for c in 0..C {
+                let value = values[j * blocks + block + c].load(s);
+                for g in 0..G {
+                    let weight = simd::splat(s, weights[g][j]);
+                    acc[g][c] = [simd::fma(value[0], weight, acc[g][c][0]), simd::fma(value[1], weight, acc[g][c][1])];
+                }
+            }
+        }
+        for g in 0..G {
+            for c in 0..C {
+                let mut whole = F32Block::ZERO;
+                simd::store(acc[g][c][0], &mut whole.0[0]);
+                simd::store(acc[g][c][1], &mut whole.0[1]);
+                let out = self.out_block(queries[g], block + c);
+                out.copy_from_slice(&whole.0.as_flattened()[..out.len()]);
+            }
+        }
+        C
+    }
+
+    /// A block of columns of what a query has summed up; the last one may be short.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)]
+    fn out_block(&self, query: Query, block: usize) -> &mut [f32] {
+        let start = query.start + block * BLOCK;
+        let end = (start + BLOCK).min(query.start + self.head_dim);
+        // SAFETY: a task has queries of its own, and callers hold one block at a time.
+        unsafe { self.out.part(start..end) }
+    }
+}
+
+/// Some columns of the values of some keys.
+struct Columns<'a, const G: usize> {
+    /// `[keys of the block, blocks]`.
+    values: &'a [F32Block],
+    blocks: usize,
+    block: usize,
+    keys: std::ops::Range<usize>,
+    weights: &'a [[f32; KEYS]; G],
+}
+
+/// Running maximum and sum of a query.
+#[derive(Clone, Copy)]
+struct Softmax<S: Simd> {
+    max: f32,
+    sum: f32x16<S>,
+}
+
+impl<S: Simd> Softmax<S> {
+    /// Turns the first `seen` scores into weights; gives the factor for what was summed up before.
+    #[inline(always)]
+    fn weigh(&mut self, s: S, scores: &mut [f32; KEYS], seen: usize) -> f32 {
+        let first = scores[0];
+        scores[seen..].fill(first);
+        let vectors = seen.div_ceil(LANES);
+        let chunks = &mut scores.as_chunks_mut::<LANES>().0[..vectors];
+        let (mut max, mut poison) = (simd::splat(s, self.max), simd::zero(s));
+        for chunk in chunks.iter() {
+            let scores = simd::load(s, chunk);
+            max = max.max(scores);
+            // The maximum and `exp` lose NaN; this does not.
+            poison = simd::fma(scores, simd::zero(s), poison);
+        }
+        let mut lanes = [0.0; LANES];
+        simd::store(max, &mut lanes);
+        let mut max = lanes[0];
+        for lane in lanes {
+            max = max.max(lane);
+        }
+        let factor = if max == self.max {
+            1.0
+        } else {
+            simd::store(simd::exp(s, simd::splat(s, self.max - max)), &mut lanes);
+            lanes[0]
+        };
+        self.max = max;
+        self.sum = self.sum * factor + poison;
+        for (i, chunk) in chunks.iter_mut().enumerate() {
+            simd::store(simd::exp(s, simd::load(s, chunk) - max), chunk);
+            // `exp` never gives zero.
+            chunk[seen.saturating_sub(i * LANES).min(LANES)..].fill(0.0);
+            self.sum = self.sum + simd::load(s, chunk);
+        }
+        factor
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! Cases of the convolution.
+
+use std::ops::Range;
+
+use undraft_core::{Activation, ConvDims, DType};
+
+use super::windows::gather;
+use super::{Windows, normals, seed, widen};
+use crate::oracle::causal_conv1d_update::Conv;
+
+/// One call, as plain arrays.
+#[derive(Clone, Debug)]
+pub struct ConvCase {
+    /// Sizes.
+    pub dims: ConvDims,
+    /// Dtype of x and out.
+    pub io: DType,
+    /// `[T, C]`.
+    pub x: Vec<f32>,
+    /// `[W, C]`.
+    pub weight: Vec<f32>,
+    /// `[C]`.
+    pub bias: Option<Vec<f32>>,
+    /// What follows the sum.
+    pub activation: Activation,
+    /// Sequences.
+    pub windows: Windows,
+    /// `[slots, W - 1, C]`.
+    pub state: Vec<f32>,
+    /// `[slots, max_tokens, C]`.
+    pub log: Vec<f32>,
+    /// Tokens of a slot's log.
+    pub max_tokens: usize,
+    /// Pending entries of each sequence; empty for none.
+    pub num_pending: Vec<u32>,
+}
+
+/// Channels; 832 and 1024 are those of the test models.
+const CHANNELS: [usize; 11] = [17, 1, 64, 3, 130, 96, 515, 8, 33, 832, 1024];
+/// Cases of one dtype.
+pub const NUM_CASES: usize = 77;
+
+impl ConvCase {
+    /// Case `index`; pending entries in half of them.
+    pub fn nth(io: DType, index: usize) -> Self {
+        let mut rng = seed("causal_conv1d_update", io, index);
+        let (channels, width) = (CHANNELS[index % CHANNELS.len()], 2 + index % 7);
+        let dims = ConvDims::new(channels, width).unwrap_or_else(|e| panic!("the lists hold allowed sizes: {e}"));
+        let windows = Windows::batch(&mut rng, index);
+        let max_tokens = windows.longest() + rng.below(3) + index % 2;
+        let log_scale = if index % 2 == 1 { 1.0 } else { 0.0 };
+        let num_pending = match index % 2 {
+            0 => Vec::new(),
+            _ => {
+                let pending = |&slot: &i32| if slot < 0 { u32::MAX } else { rng.below(max_tokens + 1) as u32 };
+                windows.slots.iter().map(pending).collect()
+            }
+        };
+        let magnitude = rng.pick(&[1.0, 0.05, 12.0]);
+        Self {
+            dims,
+            io,
+            x: normals(&mut rng, io, windows.num_tokens() * channels, magnitude),
+            weight: normals(&mut rng, DType::F32, width * channels, 0.6),
+            bias: (!index.is_multiple_of(3)).then(|| normals(&mut rng, DType::F32, channels, 0.5)),
+            activation: if (index / 2).is_multiple_of(2) { Activation::Silu } else { Activation::None },
+            state: normals(&mut rng, io, windows.num_slots * dims.state_len(), magnitude),
+            log: normals(&mut rng, io, windows.num_slots * max_tokens * channels, magnitude * log_scale),
+            max_tokens,
+            num_pending,
+            windows,
+        }
+    }
+
+    /// What the error messages call it.
+    pub fn label(&self) -> String {
+        format!(
+            "{} C={} W={} bias={} {:?} lens={:?} slots={:?} pending={:?}",
+            self.io.name(),
+            self.dims.channels(),
+            self.dims.width(),
+            self.bias.is_some(),
+            self.activation,
+            self.windows.lens,
+            self.windows.slots,
+            self.num_pending,
+        )
+    }
+
+    /// Pending entries of a sequence, 0 at padding.
+    pub fn pending(&self, seq: usize) -> usize {
+        if self.windows.slots[seq] < 0 { 0 } else { self.num_pending.get(seq).map_or(0, |&n| n as usize) }
+    }
+
+    /// The same for the oracle.
+    pub fn oracle(&self) -> Conv {
+        Conv {
+            channels: self.dims.channels(),
+            width: self.dims.width(),
+            x: widen(&self.x),
+            weight: widen(&self.weight),
+            bias: self.bias.as_deref().map(widen),
+            activation: self.activation,
+            lens: self.windows.lens.clone(),
+            slots: self.windows.optional_slots(),
+            state: widen(&self.state),
+            log: widen(&self.log),
+            max_tokens: self.max_tokens,
+            pending: (0..self.windows.num_seqs()).map(|seq| self.pending(seq)).collect(),
+        }
+    }
+
+    /// Sequences `picked`, in that order, each cut to a range of its tokens; state, log and slots stay.
+    pub fn pick(&self, picked: &[(usize, Range<usize>)]) -> Self {
+        let (windows, tokens) = self.windows.pick(picked);
+        let num_pending = match self.num_pending.is_empty() {
+            true => Vec::new(),
+            false => picked.iter().map(|&(seq, _)| self.num_pending[seq]).collect(),
+        };
+        Self { x: gather(&self.x, self.dims.channels(), &tokens), windows, num_pending, ..self.clone() }
+    }
+
+    /// The same sequences in other slots, each with its state and log.
+    pub fn relocated(&self, slots: &[usize], num_slots: usize) -> Self {
+        let to = self.windows.relocated(slots, num_slots);
+        let state = self.windows.carry(&to, self.dims.state_len(), &self.state);
+        let log = self.windows.carry(&to, self.max_tokens * self.dims.channels(), &self.log);
+        Self { state, log, windows: to, ..self.clone() }
+    }
+
+    /// Overwrites the inputs of the tokens at position `from` and later of each sequence with NaN.
+    pub fn spoil_from(&mut self, from: usize) {
+        let c = self.dims.channels();
+        for tokens in self.windows.ranges() {
+            for t in tokens.skip(from) {
+                self.x[t * c..(t + 1) * c].fill(f32::NAN);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_width_comes_with_and_without_bias_activation_and_pending() {
+        let cases: Vec<ConvCase> = (0..NUM_CASES).map(|i| ConvCase::nth(DType::Bf16, i)).collect();
+        for width in 2..=8 {
+            for option in 0..6 {
+                let found = cases.iter().filter(|c| c.dims.width() == width).any(|c| match option {
+                    0 => c.bias.is_some(),
+                    1 => c.bias.is_none(),
+                    2 => c.activation == Activation::Silu,
+                    3 => c.activation == Activation::None,
+                    4 => !c.num_pending.is_empty() && c.windows.longest() > 0,
+                    _ => c.windows.longest() >= width,
+                });
+                assert!(found, "width {width}, option {option}");
+            }
+        }
+    }
+}

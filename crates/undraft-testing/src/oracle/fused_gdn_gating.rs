@@ -1,0 +1,41 @@
+//! `g = -exp(A_log) * softplus(a + dt_bias)`, `beta = sigmoid(b)`.
+
+use super::{sigmoid, softplus};
+
+/// Inputs.
+#[derive(Clone, Debug)]
+pub struct Gating {
+    /// Tokens.
+    pub num_tokens: usize,
+    /// Value heads.
+    pub num_v_heads: usize,
+    /// `[T, HV]`.
+    pub a: Vec<f64>,
+    /// `[T, HV]`.
+    pub b: Vec<f64>,
+    /// `[HV]`.
+    pub a_log: Vec<f64>,
+    /// `[HV]`.
+    pub dt_bias: Vec<f64>,
+}
+
+impl Gating {
+    /// `(g, beta)`, each `[T, HV]`.
+    pub fn solve(&self) -> (Vec<f64>, Vec<f64>) {
+        let mut g = vec![0.0; self.num_tokens * self.num_v_heads];
+        let mut beta = vec![0.0; self.num_tokens * self.num_v_heads];
+        for t in 0..self.num_tokens {
+            for hv in 0..self.num_v_heads {
+                let i = t * self.num_v_heads + hv;
+                g[i] = log_decay(self.a[i], self.a_log[hv], self.dt_bias[hv]);
+                beta[i] = sigmoid(self.b[i]);
+            }
+        }
+        (g, beta)
+    }
+}
+
+/// `-exp(A_log) * softplus(a + dt_bias)`.
+pub fn log_decay(a: f64, a_log: f64, dt_bias: f64) -> f64 {
+    -(a_log.exp() * softplus(a + dt_bias))
+}

@@ -1,0 +1,53 @@
+//! How near to the oracle is near enough: the one table.
+
+use undraft_core::{DType, Op};
+
+/// A bound on a tensor's deviation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// On RMS(error) / RMS(oracle).
+    pub rel_rms: f64,
+    /// On the largest |error| / max(|oracle|, RMS(oracle)) of an element.
+    pub worst: f64,
+}
+
+/// Kinds of tensors that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tensor {
+    /// An output in the I/O dtype.
+    Out,
+    /// A state, captured or final, a log entry, a gate; always f32.
+    State,
+}
+
+/// The bound for a tensor of an operation.
+///
+/// With `io_rounding` the operation rounds q, k and beta to the I/O dtype; there a last bit in f32 can decide which way a
+/// value rounds, and a few elements come out one step away.
+pub fn tolerance(op: Op, tensor: Tensor, io: DType, io_rounding: bool) -> Tolerance {
+    let in_f32 = match op {
+        Op::FusedGdnGating => 2e-7,
+        Op::CommitStates => 3e-7,
+        Op::CausalConv1dUpdate | Op::RmsNormGated => 1e-6,
+        Op::FusedRecurrentGatedDeltaRule => 2e-6,
+        Op::ChunkGatedDeltaRule => 3e-6,
+    };
+    // Half a step of the dtype is at most 2^-11 or 2^-8 of an element, and more where f16 grows coarse near zero.
+    let rounded_output = match (tensor, io) {
+        (Tensor::State, _) | (_, DType::F32) => 0.0,
+        (Tensor::Out, DType::F16) => 6e-4,
+        (Tensor::Out, DType::Bf16) => 4.5e-3,
+    };
+    let rounded_inside = match (io_rounding, io) {
+        (false, _) | (_, DType::F32) => 0.0,
+        (true, DType::F16) => 6e-5,
+        (true, DType::Bf16) => 5e-4,
+    };
+    let rel_rms = f64::max(in_f32, f64::max(rounded_output, rounded_inside));
+    // Rounding the output bounds each element alike; other errors are sums, with a tail.
+    let tail = if rel_rms == rounded_output { 1.5 } else { 20.0 };
+    Tolerance { rel_rms, worst: tail * rel_rms }
+}
+
+/// The bound on a layer's intermediates against golden vectors, f32 throughout.
+pub const GOLDEN: Tolerance = Tolerance { rel_rms: 1e-6, worst: 2e-5 };
