@@ -55,9 +55,9 @@ pub struct Support {
     pub op: Op,
     /// Dtype of q, k, v, o or x.
     pub io: DType,
-    /// `head_k_dim`, or the head or channel size of operations without one.
+    /// `head_k_dim`; not looked at for operations without key heads.
     pub head_k_dim: usize,
-    /// `head_v_dim`.
+    /// `head_v_dim`; not looked at for operations without value heads.
     pub head_v_dim: usize,
     /// Capture.
     pub capture: Capture,
@@ -94,8 +94,10 @@ impl Caps {
         if !self.captures.contains(&what.capture) {
             return no(format!("capture `{:?}`", what.capture), "use capture `DeltaLog`");
         }
+        let has_heads =
+            matches!(what.op, Op::FusedRecurrentGatedDeltaRule | Op::ChunkGatedDeltaRule | Op::CommitStates);
         for (name, dim) in [("head_k_dim", what.head_k_dim), ("head_v_dim", what.head_v_dim)] {
-            if dim == 0 || dim > self.max_head_dim {
+            if has_heads && (dim == 0 || dim > self.max_head_dim) {
                 return no(format!("{name} {dim}"), "head sizes reach from 1 to the back end's largest");
             }
         }

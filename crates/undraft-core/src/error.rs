@@ -133,12 +133,14 @@ pub enum Error {
         /// The slot.
         slot: usize,
     },
-    /// A window is longer than the buffers that would hold its capture.
-    #[error("sequence {seq} has {got} tokens, expected at most the capture's capacity {capacity}")]
+    /// A window, or a number of its tokens, is more than a log or the captured states hold for a sequence.
+    #[error("`{arg}`[{seq}] is {got} tokens, expected at most `max_tokens` = {capacity}")]
     OverCapacity {
+        /// `windows`, `num_pending` or `num_kept`.
+        arg: &'static str,
         /// Sequence of the call.
         seq: usize,
-        /// Tokens of its window.
+        /// Tokens that came.
         got: usize,
         /// Tokens that fit.
         capacity: usize,

@@ -14,7 +14,7 @@ undraft_testing::conformance!(cpu_avx512, || CpuBackend::with_isa(Isa::Avx512).o
 undraft_testing::conformance!(cpu_neon, || CpuBackend::with_isa(Isa::Neon).ok());
 undraft_testing::conformance!(cpu_threads, || Some(CpuBackend::new().with_executor(Arc::new(ThreadPool::new(3)))));
 
-/// Every ISA runs the same lanes in the same order, so a state saved on one machine continues on another.
+/// Every ISA runs the same lanes in the same order.
 #[test]
 fn every_isa_gives_the_same_bits() {
     let scalar = CpuBackend::with_isa(Isa::Scalar).expect("every machine has it");

@@ -21,7 +21,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = args.next().unwrap_or_else(|| "models/qwen3_5-tiny-mtp".to_owned());
     let threads: usize = args.next().map_or(Ok(1), |n| n.parse())?;
     for isa in [Isa::Avx512, Isa::Avx2, Isa::Neon] {
-        if std::env::var("ISA").is_ok_and(|n| n != isa.name()) { continue; }
         let Ok(backend) = CpuBackend::with_isa(isa) else { continue };
         for num_threads in 1..=threads {
             let backend = backend.clone().with_executor(Arc::new(ThreadPool::new(num_threads)));
@@ -34,21 +33,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn measure(model: &Model) -> Result<(), Box<dyn std::error::Error>> {
-    if let Ok(n) = std::env::var("LOOP") {
-        let n: usize = n.parse()?;
-        let tokens: Vec<u32> = (0..PROMPT).map(|i| (i * 7919 % model.config().vocab_size) as u32).collect();
-        let mut cache = model.new_cache(CacheConfig { capacity: PROMPT + 16, max_window: 16 })?;
-        let mut out = Forward::new();
-        model.prefill(&mut cache, &tokens, Logits::Last, &mut out, &mut |_| Ok(()))?;
-        if n == 0 {
-            let t = least(30, || { cache.reset()?; model.prefill(&mut cache, &tokens, Logits::Last, &mut out, &mut |_| Ok(())) })?;
-            println!("prefill {:.1} us/token", t / 512.0);
-            return Ok(());
-        }
-        let t = least(3000, || { model.verify(&mut cache, &tokens[..n], &mut out)?.rollback(); Ok(()) })?;
-        println!("verify({n}) {t:.1} us");
-        return Ok(());
-    }
     let tokens: Vec<u32> = (0..PROMPT).map(|i| (i * 7919 % model.config().vocab_size) as u32).collect();
     let mut cache = model.new_cache(CacheConfig { capacity: PROMPT + 16, max_window: 16 })?;
     let mut out = Forward::new();

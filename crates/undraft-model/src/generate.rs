@@ -236,7 +236,7 @@ impl<'a> State<'a> {
         let left = self.options.max_tokens - self.generation.tokens.len();
         let room = self.cache.capacity() - self.cache.len();
         // Of a window all drafts may stay and one more token comes; that one is not run.
-        let max_drafts = self.options.window.min(left - 1).min(room - 1);
+        let max_drafts = self.options.window.min(left - 1).min(room.saturating_sub(1));
         if let Some(drafter) = &mut drafter
             && max_drafts > 0
         {

@@ -30,6 +30,8 @@ pub struct GdnLayerParams<'a> {
     pub norm_weight: Option<&'a [f32]>,
     /// Default 1e-6.
     pub norm_eps: f32,
+    /// Of the gated norm; default SiLU.
+    pub gate_activation: GateActivation,
     /// Default grouped.
     pub head_map: HeadMap,
     /// Default L2 norm with eps 1e-6.
@@ -53,6 +55,7 @@ impl<'a> GdnLayerParams<'a> {
             dt_bias,
             norm_weight: None,
             norm_eps: 1e-6,
+            gate_activation: GateActivation::Silu,
             head_map: HeadMap::Grouped,
             qk_norm: QkNorm::L2Norm { eps: 1e-6 },
             rounding: Rounding::F32,
@@ -74,6 +77,7 @@ pub struct GdnLayer {
     pub(crate) dt_bias: Vec<f32>,
     norm_weight: Vec<f32>,
     norm_eps: f32,
+    gate_activation: GateActivation,
     pub(crate) head_map: HeadMap,
     pub(crate) qk_norm: QkNorm,
     pub(crate) rounding: Rounding,
@@ -113,6 +117,7 @@ impl GdnLayer {
             dt_bias: params.dt_bias.to_vec(),
             norm_weight,
             norm_eps: params.norm_eps,
+            gate_activation: params.gate_activation,
             head_map: params.head_map,
             qk_norm: params.qk_norm,
             rounding: params.rounding,
@@ -129,7 +134,7 @@ impl GdnLayer {
         &self.conv
     }
 
-    /// `rms_norm_gated` with the layer's weight: `out = norm(x) * weight * silu(z)`, all `[num_rows, HV, V]`.
+    /// `rms_norm_gated` with the layer's weight: `out = norm(x) * weight * act(z)`, all `[num_rows, HV, V]`.
     ///
     /// # Errors
     /// [`crate::Error::Op`] naming the buffer with the wrong size.
@@ -149,7 +154,7 @@ impl GdnLayer {
             z,
             weight: &self.norm_weight,
             eps: self.norm_eps,
-            activation: GateActivation::Silu,
+            activation: self.gate_activation,
             out,
         };
         Ok(device.backend().rms_norm_gated(args.check()?)?)

@@ -127,7 +127,10 @@ impl<'p> Round<'p> {
         let channels = storage.conv.channels();
         let num_tokens = plan.num_tokens();
         if conv_out.len() < num_tokens * channels {
-            conv_out.resize(num_tokens * channels, 0.0);
+            let len = num_tokens * channels;
+            let refused = |_| Error::OutOfMemory { bytes: 4 * len, what: "the convolution's outputs" };
+            conv_out.try_reserve_exact(len - conv_out.len()).map_err(refused)?;
+            conv_out.resize(len, 0.0);
         }
 
         // Both argument sets are checked before either kernel runs, so that an error leaves everything as it was.

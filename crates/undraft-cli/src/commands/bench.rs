@@ -52,8 +52,9 @@ enum OpArg {
 
 pub fn run(args: &Args) -> Result<bool> {
     let (h, hv) = parse_heads(&args.heads)?;
+    let most = if args.op == OpArg::Recurrent { measure::MAX_TOKENS } else { 1 << 16 };
     let dims = undraft::GdnDims::new(h, hv, args.dim, args.dim)?;
-    for (name, list, max) in [("--tokens", &args.tokens, 1 << 16), ("--batch", &args.batch, 1 << 12)] {
+    for (name, list, max) in [("--tokens", &args.tokens, most), ("--batch", &args.batch, 1 << 12)] {
         if let Some(n) = list.iter().find(|&&n| n == 0 || n > max) {
             bail!("`{name}` has {n}, expected 1..={max}");
         }

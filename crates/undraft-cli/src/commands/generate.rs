@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use undraft_model::config::GenerationConfig;
 use undraft_model::drafters::{Drafter, LookupDrafter, LookupOptions, MtpDrafter};
-use undraft_model::generate::{Acceptance, GenerateOptions, Generation, generate};
+use undraft_model::generate::{Acceptance, Finish, GenerateOptions, Generation, generate};
 use undraft_model::model::CacheConfig;
 use undraft_model::sampling::SamplingParams;
 use undraft_model::text::{Message, TextCodec};
@@ -163,6 +163,8 @@ pub fn run(args: Args) -> Result<bool> {
         dump::write(path, &printer.dump(), &prompt.ids, &speculated.tokens, model.config().vocab_size)?;
     }
     let plain = match compare {
+        // Who closed the pipe wants no more, and what came is cut short.
+        _ if speculated.finish == Finish::Interrupted => None,
         false => None,
         true => {
             let options = GenerateOptions { window: 0, ..options.clone() };
@@ -224,7 +226,10 @@ fn read_prompt(args: &Args, codec: Option<&TextCodec>) -> Result<Prompt> {
     } else {
         let mut bytes = Vec::new();
         if !std::io::stdin().is_terminal() {
-            std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read standard input")?;
+            std::io::stdin()
+                .lock()
+                .read_to_end(&mut bytes)
+                .map_err(|e| anyhow::anyhow!("cannot read standard input: {e}"))?;
         }
         match bytes.is_empty() {
             true => (EXAMPLE_PROMPT.to_string(), true),

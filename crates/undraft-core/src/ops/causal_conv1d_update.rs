@@ -121,10 +121,10 @@ pub(super) fn check_window(
                 return Err(Error::Missing { arg: "log", because: "`num_pending` is not zero" });
             }
             Some(capacity) if pending > capacity => {
-                return Err(Error::OverCapacity { seq, got: pending, capacity });
+                return Err(Error::OverCapacity { arg: "num_pending", seq, got: pending, capacity });
             }
             Some(capacity) if capture == Capture::DeltaLog && seqs.range(seq).len() > capacity => {
-                return Err(Error::OverCapacity { seq, got: seqs.range(seq).len(), capacity });
+                return Err(Error::OverCapacity { arg: "windows", seq, got: seqs.range(seq).len(), capacity });
             }
             _ => {}
         }

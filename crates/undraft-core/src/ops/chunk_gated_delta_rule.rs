@@ -12,8 +12,8 @@ use crate::rows::RowsMut;
 /// | `state` | `[num_slots, HV, V, K]`, initial, then final | f32 | in, out |
 /// | `out` | `[num_tokens, HV, V]` | f32, bf16, f16 | out |
 ///
-/// Deterministic, close to the recurrence (see the tolerance table) and not bit-equal to it. Every exponent is of a
-/// difference `<= 0`, so that no decay overflows.
+/// Deterministic, close to the recurrence (see the tolerance table) and not bit-equal to it. Decay factors up to 1 (that
+/// is, `g <= 0`) cannot overflow, however small they are.
 #[derive(Debug)]
 pub struct ChunkGatedDeltaRuleArgs<'a> {
     /// What is read.

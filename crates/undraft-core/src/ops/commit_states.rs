@@ -49,7 +49,12 @@ impl<'a> CommitStatesArgs<'a> {
         check_len("num_kept", self.num_kept.len(), &[("num_seqs", num_seqs)])?;
         for (seq, &kept) in self.num_kept.iter().enumerate() {
             if self.state_indices[seq] != crate::PAD_SLOT && kept as usize > self.log.max_tokens {
-                return Err(Error::OverCapacity { seq, got: kept as usize, capacity: self.log.max_tokens });
+                return Err(Error::OverCapacity {
+                    arg: "num_kept",
+                    seq,
+                    got: kept as usize,
+                    capacity: self.log.max_tokens,
+                });
             }
         }
         Ok(Checked::new(self))

@@ -149,7 +149,7 @@ impl<'a> FusedRecurrentArgs<'a> {
                 for seq in 0..seqs.num_seqs() {
                     let got = seqs.range(seq).len();
                     if self.inputs.state_indices[seq] != crate::PAD_SLOT && got > *max_tokens {
-                        return Err(Error::OverCapacity { seq, got, capacity: *max_tokens });
+                        return Err(Error::OverCapacity { arg: "windows", seq, got, capacity: *max_tokens });
                     }
                 }
                 Capture::PerToken

@@ -212,10 +212,10 @@ fn fused_recurrent_gated_delta_rule() {
         ),
         (
             |x| (x.capture, x.captured, x.max_captured) = (Capture::PerToken, vec![0.0; 24], 1),
-            "sequence 0 has 2 tokens, expected at most the capture's capacity 1",
+            "`windows`[0] is 2 tokens, expected at most `max_tokens` = 1",
         ),
         (|x| x.num_pending.push(0), "`num_pending` has 3 elements, expected 2 = [num_seqs=2]"),
-        (|x| x.num_pending[1] = 5, "sequence 1 has 5 tokens, expected at most the capture's capacity 4"),
+        (|x| x.num_pending[1] = 5, "`num_pending`[1] is 5 tokens, expected at most `max_tokens` = 4"),
         (|x| x.log = None, "`log` is missing, expected it because the capture is `DeltaLog`"),
         (
             |x| (x.log, x.capture) = (None, Capture::Final),
@@ -230,7 +230,7 @@ fn fused_recurrent_gated_delta_rule() {
                 x.log = Some([vec![0.0; 9], vec![0.0; 6], vec![0.0; 12]]);
                 (x.max_tokens, x.num_pending) = (1, vec![]);
             },
-            "sequence 0 has 2 tokens, expected at most the capture's capacity 1",
+            "`windows`[0] is 2 tokens, expected at most `max_tokens` = 1",
         ),
     ];
     run(&delta_rule(), recurrent, table);
@@ -338,7 +338,7 @@ fn commit_states() {
              which overflows",
         ),
         (|x| x.num_kept.truncate(2), "`num_kept` has 2 elements, expected 3 = [num_seqs=3]"),
-        (|x| x.num_kept[1] = 5, "sequence 1 has 5 tokens, expected at most the capture's capacity 4"),
+        (|x| x.num_kept[1] = 5, "`num_kept`[1] is 5 tokens, expected at most `max_tokens` = 4"),
     ];
     run(&good, check, table);
 }

@@ -189,7 +189,7 @@ fn causal_conv1d_update() {
             "`log.x` needs [num_slots=3, max_tokens=9223372036854775807, channels=2] elements in total, which overflows",
         ),
         (|x| x.num_pending.truncate(1), "`num_pending` has 1 elements, expected 2 = [num_seqs=2]"),
-        (|x| x.num_pending[0] = 5, "sequence 0 has 5 tokens, expected at most the capture's capacity 4"),
+        (|x| x.num_pending[0] = 5, "`num_pending`[0] is 5 tokens, expected at most `max_tokens` = 4"),
         (|x| x.log = None, "`log` is missing, expected it because the capture is `DeltaLog`"),
         (
             |x| (x.log, x.capture) = (None, Capture::Final),
@@ -197,7 +197,7 @@ fn causal_conv1d_update() {
         ),
         (
             |x| (x.log, x.max_tokens, x.num_pending) = (Some(vec![0.0; 6]), 1, vec![]),
-            "sequence 0 has 2 tokens, expected at most the capture's capacity 1",
+            "`windows`[0] is 2 tokens, expected at most `max_tokens` = 1",
         ),
         (
             |x| x.capture = Capture::PerToken,

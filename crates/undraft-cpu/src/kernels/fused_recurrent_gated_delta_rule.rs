@@ -6,7 +6,7 @@ use undraft_core::{CaptureMut, Checked, DataMut, DeltaLogMut, GdnDims, HeadMap, 
 use super::prepare::{Pending, Window, Workspace, num_chunks, padded_k};
 use super::rows::SharedRows;
 use super::scalar_rows::Loops;
-use super::state_rows::{Head, WriteBack, run_rows};
+use super::state_rows::{Head, RowKernel, WriteBack, run_rows};
 use super::vector_rows::Vectors;
 use crate::executor::Executor;
 use crate::shared::SharedMut;
@@ -192,12 +192,10 @@ impl Call<'_> {
         macro_rules! run {
             ($($ch:literal)*) => {
                 match num_chunks(k_dim) {
-                    // SAFETY: slots stand once in a call (checked), and each (sequence, head, block of rows) belongs
-                    // to one task, so that nobody else touches these rows.
                     $($ch => with_vectors!(
                         self.token,
-                        scalar => unsafe { run_rows::<_, $ch>(Loops, &head, rows) },
-                        s => unsafe { run_rows::<_, $ch>(Vectors(s), &head, rows) }
+                        scalar => own_rows::<_, $ch>(Loops, &head, rows),
+                        s => own_rows::<_, $ch>(Vectors(s), &head, rows)
                     ),)*
                     n => unreachable!("no kernel for {n} vectors"),
                 }
@@ -205,4 +203,12 @@ impl Call<'_> {
         }
         run!(1 2 4 6 8 12 16);
     }
+}
+
+/// The rows of a task.
+#[inline(always)]
+fn own_rows<K: RowKernel, const CH: usize>(kernel: K, head: &Head<'_>, rows: std::ops::Range<usize>) {
+    // SAFETY: slots stand once in a call (checked), and each (sequence, head, block of rows) belongs to one task, so that
+    // nobody else touches these rows.
+    unsafe { run_rows::<K, CH>(kernel, head, rows) };
 }

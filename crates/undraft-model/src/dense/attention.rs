@@ -333,7 +333,7 @@ impl<S: Simd> Softmax<S> {
             simd::store(simd::exp(s, simd::load(s, chunk) - max), chunk);
             // `exp` never gives zero.
             chunk[seen.saturating_sub(i * LANES).min(LANES)..].fill(0.0);
-            self.sum = self.sum + simd::load(s, chunk);
+            self.sum += simd::load(s, chunk);
         }
         factor
     }

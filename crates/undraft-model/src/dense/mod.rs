@@ -16,6 +16,7 @@ pub mod matmul;
 pub mod mlp;
 pub mod moe;
 pub mod norm;
+mod prefetch;
 pub mod rope;
 mod tile;
 

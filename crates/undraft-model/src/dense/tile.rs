@@ -7,6 +7,7 @@
 use undraft::cpu::simd::{self, LANES, Simd, f32x16, prelude::*};
 
 use super::block::{BLOCK, Block, F32Block};
+use super::prefetch::{blocks_ahead, prefetch};
 
 /// A vector to multiply rows with, seen as blocks.
 #[derive(Clone, Copy)]
@@ -26,7 +27,8 @@ impl<'a> Vector<'a> {
     }
 }
 
-/// Accumulators of `R` rows times `T` vectors. Rows have as many blocks as the vectors, the tail counted.
+/// Accumulators of `R` rows times `T` vectors. Rows have as many blocks as the vectors, the tail counted, and are taken
+/// to lie one behind the other in memory, which decides what is fetched ahead and nothing else.
 #[inline(always)]
 pub(super) fn tile<S: Simd, B: Block, const R: usize, const T: usize>(
     s: S,
@@ -43,6 +45,7 @@ pub(super) fn tile<S: Simd, B: Block, const R: usize, const T: usize>(
     for t in 0..T {
         whole[t] = &vectors[t].whole[..num_whole];
     }
+    let ahead = blocks_ahead::<B>(R, num_blocks);
     let mut acc = [[simd::zero(s); R]; T];
     for i in 0..num_whole.min(num_blocks) {
         let mut x = [[simd::zero(s); 2]; T];
@@ -50,6 +53,7 @@ pub(super) fn tile<S: Simd, B: Block, const R: usize, const T: usize>(
             x[t] = [simd::load(s, &whole[t][i][0]), simd::load(s, &whole[t][i][1])];
         }
         for r in 0..R {
+            prefetch(&rows[r][i], ahead);
             step(rows[r][i].load(s), &x, r, &mut acc);
         }
     }

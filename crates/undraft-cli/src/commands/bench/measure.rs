@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde_json::json;
 use undraft::cpu::{AlignedBuffer, CpuBackend};
 use undraft::ops::{ChunkGatedDeltaRuleArgs, DeltaRuleInputs, FusedRecurrentArgs};
@@ -80,7 +81,8 @@ pub struct Recurrent<'a> {
     copy: AlignedBuffer,
 }
 
-const MAX_TOKENS: usize = 16;
+/// Most tokens of a window.
+pub const MAX_TOKENS: usize = 16;
 
 impl<'a> Recurrent<'a> {
     pub fn new(backend: &'a CpuBackend, dims: GdnDims, state_bytes: usize) -> Result<Self> {
@@ -96,7 +98,9 @@ impl<'a> Recurrent<'a> {
 
     /// Copy and decode, then verify with log and commit, and with captured states, for each window.
     pub fn rows(&mut self, batch: usize, tokens: &[usize]) -> Result<Vec<Row>> {
-        let batch = batch.min(self.num_slots);
+        if batch > self.num_slots {
+            bail!("`--batch` has {batch}, expected at most {} for these states; raise `--state-bytes`", self.num_slots);
+        }
         let len = batch * self.dims.state_len();
         let num_groups = self.num_slots / batch;
         let (state, copy) = (&self.state, &mut self.copy);
@@ -122,7 +126,7 @@ impl<'a> Recurrent<'a> {
         };
         let mut rows =
             vec![row("copy (read and write the states)".into(), copy_us), row("decode T=1".into(), decode_us)];
-        for &t in tokens.iter().filter(|&&t| t <= MAX_TOKENS) {
+        for &t in tokens {
             let us = self.time(batch, t, Kind::VerifyAndCommit)?;
             rows.push(row(format!("verify T={t}, delta log, commit of 1..={t}"), us));
             let us = self.time(batch, t, Kind::PerToken)?;
@@ -273,16 +277,26 @@ pub fn chunk(backend: &CpuBackend, dims: &GdnDims, tokens: &[usize]) -> Result<V
     Ok(rows)
 }
 
-/// An empty job, one task a thread, back to back.
+/// Jobs of one task a thread, back to back: tasks that do nothing, and tasks that wait until all have begun.
 pub fn fork_join(backend: &CpuBackend) -> Vec<Row> {
     let executor = backend.executor();
     let n = executor.num_threads();
-    let hundred = median(|_| (0..100).for_each(|_| executor.run(n, &|task| _ = black_box(task))));
-    vec![Row {
-        batch: 1,
-        what: format!("fork and join of {n} empty tasks"),
-        median_us: hundred / 100.0,
-        to_copy: None,
-        to_decode: None,
-    }]
+    let row =
+        |what: String, hundred: f64| Row { batch: 1, what, median_us: hundred / 100.0, to_copy: None, to_decode: None };
+    let empty = median(|_| (0..100).for_each(|_| executor.run(n, &|task| _ = black_box(task))));
+    let meet = median(|_| {
+        for _ in 0..100 {
+            let begun = AtomicUsize::new(0);
+            executor.run(n, &|_| {
+                begun.fetch_add(1, Ordering::Relaxed);
+                while begun.load(Ordering::Relaxed) < n {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+    });
+    vec![
+        row(format!("fork and join, {n} empty tasks"), empty),
+        row(format!("fork and join, {n} tasks that meet on {n} threads"), meet),
+    ]
 }

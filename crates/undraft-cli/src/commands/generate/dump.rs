@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, anyhow};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
@@ -28,5 +28,5 @@ pub fn write(path: &Path, dump: &Dump<'_>, prompt: &[u32], generated: &[u32], vo
     temporary.push(".part");
     std::fs::write(&temporary, bytes)
         .and_then(|()| std::fs::rename(&temporary, path))
-        .with_context(|| format!("cannot write `{}`", path.display()))
+        .map_err(|error| anyhow!("cannot write `{}`: {error}", path.display()))
 }

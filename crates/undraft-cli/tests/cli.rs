@@ -1,0 +1,241 @@
+//! The command line as a user meets it: exit codes, outputs, sentences.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn undraft(args: &[&str], stdin: &[u8]) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_undraft"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The child may end on bad usage before it reads.
+    let _ = child.stdin.take().unwrap().write_all(stdin);
+    child.wait_with_output().unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    let output = undraft(args, b"");
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Exit code 2 and an error that holds all these parts.
+fn refused(args: &[&str], stdin: &[u8], parts: &[&str]) {
+    let output = undraft(args, stdin);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+    for part in parts {
+        assert!(stderr.contains(part), "{args:?} says {stderr:?}, expected {part:?} in it");
+    }
+    assert!(!stderr.contains("panicked"), "{stderr}");
+}
+
+fn testdata(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata").join(name)
+}
+
+#[test]
+fn without_a_prompt_it_continues_an_example_and_compares() {
+    let output = undraft(&["generate", "--max-tokens", "24"], b"");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(stderr.contains("no prompt given") && stderr.contains("identical: yes"), "{stderr}");
+    assert!(stderr.contains("tokens a round") && stderr.contains("speed ratio"), "{stderr}");
+    assert!(output.stdout.len() > 20);
+}
+
+#[test]
+fn greedy_text_is_that_of_the_golden_prompts_however_it_is_given() {
+    let golden: Value =
+        serde_json::from_slice(&std::fs::read(testdata("golden/qwen3_5-tiny-mtp/prompts.json")).unwrap()).unwrap();
+    let (prompt, want) = (golden["short"]["text"].as_str().unwrap(), &golden["short"]["greedy_f32"]);
+    let ids: Vec<String> = golden["short"]["input_ids"].as_array().unwrap().iter().map(Value::to_string).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompt.txt");
+    std::fs::write(&file, prompt).unwrap();
+    let common = ["generate", "--json", "--max-tokens", "64", "--ignore-eos"];
+    for draft in ["none", "mtp", "lookup"] {
+        let got = json(&[&common[..], &["--prompt", prompt, "--draft", draft, "--compare"]].concat());
+        assert_eq!(&got["token_ids"], want, "{draft}");
+        assert_eq!(got["compare"]["identical"], true, "{draft}");
+        assert_eq!(got["text"], golden["short"]["greedy_text"], "{draft}");
+    }
+    let by_file = json(&[&common[..], &["--prompt-file", file.to_str().unwrap()]].concat());
+    let by_ids = json(&[&common[..], &["--prompt-ids", &ids.join(",")]].concat());
+    assert_eq!((&by_file["token_ids"], &by_ids["token_ids"]), (want, want));
+    assert_eq!(by_ids["text"], Value::Null);
+    let by_stdin = undraft(&common, prompt.as_bytes());
+    let by_stdin: Value = serde_json::from_slice(&by_stdin.stdout).unwrap();
+    assert_eq!(&by_stdin["token_ids"], want);
+}
+
+#[test]
+fn sampled_tokens_do_not_depend_on_drafts_window_threads_or_instruction_set() {
+    let base =
+        ["generate", "--json", "--prompt", "def f(", "--max-tokens", "40", "--temperature", "0.9", "--top-k", "50"];
+    let base = [&base[..], &["--top-p", "0.95", "--seed", "7"]].concat();
+    let plain = json(&[&base[..], &["--draft", "none"]].concat());
+    for more in [
+        &["--draft", "mtp", "--window", "1"][..],
+        &["--draft", "mtp", "--window", "5", "--threads", "1"],
+        &["--draft", "lookup", "--window", "4", "--threads", "3"],
+        &["--draft", "mtp", "--isa", "scalar"],
+    ] {
+        assert_eq!(json(&[&base[..], more].concat())["token_ids"], plain["token_ids"], "{more:?}");
+    }
+    let other = [&base[..base.len() - 1], &["8"]].concat();
+    let other = json(&other);
+    assert_ne!(other["token_ids"], plain["token_ids"]);
+}
+
+#[test]
+fn a_model_without_tokenizer_takes_and_prints_ids() {
+    let model = testdata("models/qwen3_next-random");
+    let model = model.to_str().unwrap();
+    let args = ["generate", "--model", model, "--prompt-ids", "3,17,9", "--max-tokens", "6", "--ignore-eos"];
+    let output = undraft(&args, b"");
+    assert_eq!(output.status.code(), Some(0));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.trim().split(',').filter(|id| id.parse::<u32>().is_ok()).count(), 6, "{text}");
+    refused(&["generate", "--model", model, "--prompt", "x"], b"", &["tokenizer.json", "--prompt-ids"]);
+}
+
+#[test]
+fn dumped_logits_are_those_of_the_prompt_and_of_every_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("logits.safetensors");
+    let args =
+        ["generate", "--json", "--prompt", "import os", "--max-tokens", "9", "--dump-logits", file.to_str().unwrap()];
+    let got = json(&args);
+    let bytes = std::fs::read(&file).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let num_prompt = got["prompt_ids"].as_array().unwrap().len();
+    let num_tokens = got["token_ids"].as_array().unwrap().len();
+    let (prompt, generated) = (tensors.tensor("prompt_logits").unwrap(), tensors.tensor("generated_logits").unwrap());
+    assert_eq!(prompt.shape(), [num_prompt, 4096]);
+    assert_eq!(generated.shape(), [num_tokens, 4096]);
+    assert_eq!(prompt.data()[(num_prompt - 1) * 4096 * 4..], generated.data()[..4096 * 4]);
+    for (row, id) in generated.data().chunks(4096 * 4).zip(got["token_ids"].as_array().unwrap()) {
+        let row: Vec<f32> = row.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        let best = (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best });
+        assert_eq!(id, &Value::from(best));
+    }
+    let nowhere = dir.path().join("no/such/folder.safetensors");
+    refused(
+        &["generate", "--prompt", "x", "--max-tokens", "1", "--dump-logits", nowhere.to_str().unwrap()],
+        b"",
+        &["cannot write"],
+    );
+}
+
+#[test]
+fn chat_uses_the_template() {
+    let chat = json(&["generate", "--json", "--chat", "--prompt", "What is a list?", "--max-tokens", "8"]);
+    let plain = json(&["generate", "--json", "--prompt", "What is a list?", "--max-tokens", "8"]);
+    assert_eq!(chat["prompt_ids"][0], 4087); // <|im_start|>
+    assert!(chat["prompt_ids"].as_array().unwrap().len() > plain["prompt_ids"].as_array().unwrap().len() + 4);
+}
+
+#[test]
+fn bad_usage_and_input_exit_with_2_and_say_what_was_expected() {
+    refused(&["generate", "--prompt", ""], b"", &["no tokens", "at least one"]);
+    refused(&["generate"], &[0xff, 0xfe], &["standard input", "UTF-8"]);
+    refused(&["generate", "--prompt", "x", "--max-tokens", "0"], b"", &["--max-tokens", "at least 1"]);
+    refused(&["generate", "--prompt", "x", "--temperature", "-1"], b"", &["temperature"]);
+    refused(&["generate", "--prompt", "x", "--temperature", "nan"], b"", &["temperature"]);
+    refused(&["generate", "--prompt", "x", "--top-p", "1.5"], b"", &["top_p"]);
+    refused(&["generate", "--prompt", "x", "--window", "65"], b"", &["--window", "0..=64"]);
+    refused(&["generate", "--prompt", "x", "--threads", "0"], b"", &["--threads", "1..=1024"]);
+    refused(&["generate", "--prompt", "x", "--prompt-ids", "1"], b"", &["cannot be used with"]);
+    refused(&["generate", "--prompt-ids", "4096"], b"", &["4096"]);
+    refused(&["generate", "--prompt-ids", "1,x"], b"", &["invalid value"]);
+    refused(&["generate", "--model", "no/such/model"], b"", &["no/such/model"]);
+    refused(&["generate", "--prompt-file", "no/such/file"], b"", &["no/such/file"]);
+    let long = "word ".repeat(9000);
+    refused(&["generate"], long.as_bytes(), &["tokens", "4095", "context"]);
+    let compare = ["generate", "--prompt", "x", "--compare", "--acceptance", "rejection", "--temperature", "1"];
+    refused(&compare, b"", &["--temperature 0"]);
+    refused(&["generate", "--draft", "everything"], b"", &["possible values"]);
+    refused(&["bench", "--heads", "16-32"], b"", &["16-32", "H/HV"]);
+    refused(&["bench", "--heads", "16/40"], b"", &["num_v_heads", "40", "multiple"]);
+    refused(&["bench", "--dim", "300"], b"", &["head_k_dim", "1..=256"]);
+    refused(&["bench", "--batch", "0"], b"", &["--batch"]);
+    refused(&["nonsense"], b"", &["nonsense"]);
+}
+
+#[test]
+fn damaged_models_are_refused_by_name() {
+    let good = testdata("models/qwen3_next-random");
+    let dir = tempfile::tempdir().unwrap();
+    let copy = |change: &dyn Fn(&mut Vec<u8>, &mut Vec<u8>)| -> String {
+        let mut config = std::fs::read(good.join("config.json")).unwrap();
+        let mut weights = std::fs::read(good.join("model.safetensors")).unwrap();
+        change(&mut config, &mut weights);
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
+        std::fs::write(dir.path().join("model.safetensors"), weights).unwrap();
+        dir.path().to_str().unwrap().to_string()
+    };
+    let check = |change: &dyn Fn(&mut Vec<u8>, &mut Vec<u8>), parts: &[&str]| {
+        let model = copy(change);
+        refused(&["generate", "--model", &model, "--prompt-ids", "1", "--max-tokens", "1"], b"", parts);
+    };
+    check(&|_, weights| weights.truncate(1000), &["model.safetensors"]);
+    check(&|_, weights| weights[..8].copy_from_slice(&u64::MAX.to_le_bytes()), &["model.safetensors", "header"]);
+    check(&|config, _| config.truncate(30), &["config.json"]);
+    check(
+        &|config, _| *config = replace(config, "\"hidden_size\": 128", "\"hidden_size\": -5"),
+        &["config.json", "hidden_size", "-5"],
+    );
+    check(&|config, _| *config = replace(config, "\"hidden_size\": 128", "\"hidden_size\": 64"), &["expected"]);
+    check(
+        &|config, _| *config = replace(config, "\"linear_num_value_heads\": 4", "\"linear_num_value_heads\": 3"),
+        &["linear_num_value_heads", "3", "multiple"],
+    );
+    check(&|config, _| *config = replace(config, "qwen3_next", "llama"), &["llama", "qwen3_next"]);
+    check(
+        &|_, weights| {
+            let n = weights.len();
+            weights[n - 2..].copy_from_slice(&[0xc0, 0x7f])
+        },
+        &["model.safetensors", "NaN"],
+    );
+}
+
+fn replace(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let text = std::str::from_utf8(bytes).unwrap();
+    assert!(text.contains(from), "{from} is not in the file");
+    text.replace(from, to).into_bytes()
+}
+
+#[test]
+fn devices_and_bench_print_json() {
+    let devices = json(&["devices", "--json"]);
+    assert_eq!(devices["devices"][0]["name"], "cpu");
+    assert_eq!(devices["memory_per_slot"][0]["log_bytes_per_token_and_layer"], 32_960);
+    let args = [
+        "bench",
+        "--json",
+        "--heads",
+        "1/2",
+        "--dim",
+        "32",
+        "--tokens",
+        "1,3",
+        "--batch",
+        "2",
+        "--state-bytes",
+        "65536",
+    ];
+    let bench = json(&args);
+    assert_eq!(bench["rows"].as_array().unwrap().len(), 6);
+    assert!(bench["rows"].as_array().unwrap().iter().all(|row| row["median_us"].as_f64().unwrap() > 0.0));
+    let chunk = json(&["bench", "--json", "--op", "chunk", "--heads", "1/2", "--dim", "32", "--tokens", "70"]);
+    assert_eq!(chunk["rows"].as_array().unwrap().len(), 2);
+    assert_eq!(json(&["bench", "--json", "--op", "fork-join", "--threads", "2"])["rows"].as_array().unwrap().len(), 2);
+}
