@@ -41,16 +41,10 @@ impl<'a, T> SharedMut<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.end - range.start) }
     }
 
-    /// Asks for the memory of a range, as far as it lies in the slice; reads nothing.
+    /// Where a range lies, as far as it lies in the slice: for prefetching, not for reading.
     #[inline(always)]
-    pub fn prefetch(&self, range: Range<usize>) {
-        const LINE: usize = 64;
-        let end = range.end.min(self.len);
-        let step = LINE / size_of::<T>().clamp(1, LINE);
-        let mut at = range.start;
-        while at < end {
-            crate::simd::prefetch(self.start.wrapping_add(at).cast_const().cast());
-            at += step;
-        }
+    pub fn addresses(&self, range: Range<usize>) -> Range<*const T> {
+        let at = |index: usize| self.start.wrapping_add(index.min(self.len)).cast_const();
+        at(range.start)..at(range.end)
     }
 }

@@ -1,6 +1,6 @@
 //! Rows of the state in plain loops: the order of operations written out, lane by lane.
 
-use super::state_rows::{Row, RowKernel, Rows, Token};
+use super::state_rows::{Entry, Row, RowKernel, Rows, Token};
 use crate::simd::{LANES, software_fma};
 
 /// No SIMD instructions asked for.
@@ -9,16 +9,18 @@ pub(super) struct Loops;
 
 impl RowKernel for Loops {
     #[inline(never)]
-    fn replay<const CH: usize>(self, row: &mut Row<CH>, decay: f32, delta: f32, k: &Row<CH>) {
-        for (x, k) in row.iter_mut().zip(k) {
-            let decayed = x.map(|x| x * decay);
-            software_fma(&[delta; LANES], k, &decayed, x);
+    fn replay<const CH: usize>(self, row: &mut Row<CH>, entries: &[Entry<'_, CH>]) {
+        for entry in entries {
+            for (x, k) in row.iter_mut().zip(entry.k) {
+                let decayed = x.map(|x| x * entry.decay);
+                software_fma(&[entry.delta; LANES], k, &decayed, x);
+            }
         }
     }
 
     #[inline(never)]
     fn token<const CH: usize>(self, token: Token<'_, CH>, rows: Rows<'_, CH>) {
-        let Rows { v, from, to, out, mut delta } = rows;
+        let Rows { v, from, to, out, mut delta, ahead: _ } = rows;
         for r in 0..v.len() {
             if let Some(from) = from {
                 to[r] = from[r];

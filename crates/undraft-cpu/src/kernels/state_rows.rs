@@ -2,7 +2,7 @@
 //! to the last new one.
 
 use crate::shared::SharedMut;
-use crate::simd::LANES;
+use crate::simd::{Ahead, LANES};
 
 /// One value head of one sequence.
 pub(super) struct Head<'a> {
@@ -51,16 +51,27 @@ pub(super) enum WriteBack<'a> {
 /// that the chain of one row's tokens hides behind the others'.
 const BLOCK: usize = 16;
 
+/// Log entries that are replayed into a row before the next row.
+const ENTRIES: usize = 8;
+
 /// A row of the state, padded with zeros to whole vectors.
 pub(super) type Row<const CH: usize> = [[f32; LANES]; CH];
 
 /// Arithmetic on rows: vectors ([`super::vector_rows`]) or plain loops ([`super::scalar_rows`]), with the same bits.
 pub(super) trait RowKernel: Copy {
-    /// `row = fma(delta, k, row * decay)`.
-    fn replay<const CH: usize>(self, row: &mut Row<CH>, decay: f32, delta: f32, k: &Row<CH>);
+    /// `row = fma(delta, k, row * decay)` for one entry after the other.
+    fn replay<const CH: usize>(self, row: &mut Row<CH>, entries: &[Entry<'_, CH>]);
 
     /// One token for all rows.
     fn token<const CH: usize>(self, token: Token<'_, CH>, rows: Rows<'_, CH>);
+}
+
+/// What a log entry does to one row.
+#[derive(Clone, Copy)]
+pub(super) struct Entry<'a, const CH: usize> {
+    pub(super) decay: f32,
+    pub(super) delta: f32,
+    pub(super) k: &'a Row<CH>,
 }
 
 /// What a token does to every row of a head.
@@ -80,6 +91,15 @@ pub(super) struct Rows<'a, const CH: usize> {
     pub(super) to: &'a mut [Row<CH>],
     pub(super) out: &'a mut [f32],
     pub(super) delta: Option<&'a mut [f32]>,
+    /// Memory that comes next.
+    pub(super) ahead: Ahead,
+}
+
+/// Where a block's rows come from and go to, and what comes after them.
+struct Memory<'a, const CH: usize> {
+    from: Option<&'a [Row<CH>]>,
+    to: &'a mut [Row<CH>],
+    ahead: Ahead,
 }
 
 /// Working memory of a block.
@@ -134,19 +154,17 @@ unsafe fn run_block<K: RowKernel, const CH: usize>(
     unsafe { replay(kernel, head, rows.start, base) };
 
     for t in 0..num_tokens {
-        if num_tokens > 1 {
-            // While this block is computed, the next one is fetched, an equal share with each token. A single token
-            // goes through memory as fast as it comes.
-            let share = |t: usize| at.end + (at.end - at.start) * t / num_tokens;
-            head.state.prefetch(share(t)..share(t + 1));
-        }
+        // While this block is computed, the next one is fetched, an equal share with each token. A single token goes
+        // through memory as fast as it comes.
+        let share = |t: usize| at.end + if num_tokens > 1 { (at.end - at.start) * t / num_tokens } else { 0 };
+        let ahead = Ahead::new(head.state.addresses(share(t)..share(t + 1)));
         let (from, to) = match head.write {
             WriteBack::Final => (None, &mut *base),
             _ if t == 0 => (Some(&*base), &mut *work),
             _ => (None, &mut *work),
         };
         // SAFETY: outputs and log entries of these rows are this thread's; the replay's parts have ended.
-        unsafe { run_token(kernel, head, t, rows.clone(), from, to) };
+        unsafe { run_token(kernel, head, t, rows.clone(), Memory { from, to, ahead }) };
         if let WriteBack::PerToken { states, start, stride } = head.write {
             let at = start + t * stride;
             // SAFETY: captured rows of this head are this thread's.
@@ -171,14 +189,28 @@ unsafe fn run_block<K: RowKernel, const CH: usize>(
 #[inline(always)]
 unsafe fn replay<K: RowKernel, const CH: usize>(kernel: K, head: &Head<'_>, first: usize, rows: &mut [Row<CH>]) {
     let (1.., Some((log, log_start))) = (head.num_pending, head.log_delta) else { return };
-    for p in 0..head.num_pending {
-        let at = log_start + p * head.num_v_heads * head.v_dim + first;
-        // SAFETY: the log entries of these rows are this thread's; the part ends with this iteration.
-        let delta = unsafe { log.part(at..at + rows.len()) };
-        let decay = head.pending_decay[p * head.num_v_heads];
-        let k = vectors::<CH>(&head.pending_k[p * head.k_stride..]);
-        for (row, delta) in rows.iter_mut().zip(delta) {
-            kernel.replay(row, decay, *delta, k);
+    let delta = |p: usize, i: usize| {
+        let at = log_start + p * head.num_v_heads * head.v_dim + first + i;
+        // SAFETY: the log entries of these rows are this thread's; the part ends with this statement.
+        let entry = unsafe { log.part(at..at + 1) };
+        entry[0]
+    };
+    let entry = |p: usize, delta: f32| Entry {
+        decay: head.pending_decay[p * head.num_v_heads],
+        delta,
+        k: vectors::<CH>(&head.pending_k[p * head.k_stride..]),
+    };
+    let mut entries = [entry(0, 0.0); ENTRIES];
+    for start in (0..head.num_pending).step_by(ENTRIES) {
+        let n = ENTRIES.min(head.num_pending - start);
+        for e in 0..n {
+            entries[e] = entry(start + e, 0.0);
+        }
+        for (i, row) in rows.iter_mut().enumerate() {
+            for e in 0..n {
+                entries[e].delta = delta(start + e, i);
+            }
+            kernel.replay(row, &entries[..n]);
         }
     }
 }
@@ -193,8 +225,7 @@ unsafe fn run_token<K: RowKernel, const CH: usize>(
     head: &Head<'_>,
     t: usize,
     rows: std::ops::Range<usize>,
-    from: Option<&[Row<CH>]>,
-    to: &mut [Row<CH>],
+    Memory { from, to, ahead }: Memory<'_, CH>,
 ) {
     let per_token = t * head.num_v_heads * head.v_dim;
     let part = |start: usize| start + rows.start..start + rows.end;
@@ -209,6 +240,7 @@ unsafe fn run_token<K: RowKernel, const CH: usize>(
         v: &head.v[part(per_token)],
         from,
         to,
+        ahead,
         // SAFETY: the caller's promise.
         out: unsafe { head.out.part(part(head.out_start + t * head.out_stride)) },
         delta: match (head.write, head.log_delta) {

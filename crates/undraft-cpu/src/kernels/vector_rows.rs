@@ -3,7 +3,7 @@
 use fearless_simd::prelude::*;
 use fearless_simd::{Simd, f32x4, f32x16};
 
-use super::state_rows::{Row, RowKernel, Rows, Token};
+use super::state_rows::{Entry, Row, RowKernel, Rows, Token};
 use crate::simd::{self, LANES};
 
 /// Vector arithmetic with the instruction set that the token proves.
@@ -12,11 +12,14 @@ pub(super) struct Vectors<S>(pub(super) S);
 
 impl<S: Simd> RowKernel for Vectors<S> {
     #[inline(always)]
-    fn replay<const CH: usize>(self, row: &mut Row<CH>, decay: f32, delta: f32, k: &Row<CH>) {
-        let (decay, delta) = (simd::splat(self.0, decay), simd::splat(self.0, delta));
-        for c in 0..CH {
-            let x = simd::load(self.0, &row[c]) * decay;
-            simd::store(simd::fma(delta, simd::load(self.0, &k[c]), x), &mut row[c]);
+    fn replay<const CH: usize>(self, row: &mut Row<CH>, entries: &[Entry<'_, CH>]) {
+        // As many vectors at a time as registers hold everywhere.
+        if CH.is_multiple_of(4) {
+            replay::<S, CH, 4>(self.0, row, entries);
+        } else if CH.is_multiple_of(2) {
+            replay::<S, CH, 2>(self.0, row, entries);
+        } else {
+            replay::<S, CH, 1>(self.0, row, entries);
         }
     }
 
@@ -30,13 +33,33 @@ impl<S: Simd> RowKernel for Vectors<S> {
     }
 }
 
+/// All entries over `G` vectors of the row, then over the next ones. `G` divides `CH`.
+#[inline(always)]
+fn replay<S: Simd, const CH: usize, const G: usize>(s: S, row: &mut Row<CH>, entries: &[Entry<'_, CH>]) {
+    for (g, group) in row.as_chunks_mut::<G>().0.iter_mut().enumerate() {
+        let mut x = [simd::zero(s); G];
+        for c in 0..G {
+            x[c] = simd::load(s, &group[c]);
+        }
+        for entry in entries {
+            let (decay, delta) = (simd::splat(s, entry.decay), simd::splat(s, entry.delta));
+            for c in 0..G {
+                x[c] = simd::fma(delta, simd::load(s, &entry.k[g * G + c]), x[c] * decay);
+            }
+        }
+        for c in 0..G {
+            simd::store(x[c], &mut group[c]);
+        }
+    }
+}
+
 /// Rows whose sums are finished together.
 const GROUP: usize = 4;
 
 /// All rows, group by group: the sums of one group against k are finished while the next group's run.
 #[inline(always)]
 fn run<S: Simd, const CH: usize>(s: S, token: &Token<'_, CH>, rows: Rows<'_, CH>) {
-    let Rows { v, from, to, out, mut delta } = rows;
+    let Rows { v, from, to, out, mut delta, mut ahead } = rows;
     let num_rows = v.len();
     let (v, v_rest) = v.as_chunks::<GROUP>();
     let (to, to_rest) = to.as_chunks_mut::<GROUP>();
@@ -47,9 +70,11 @@ fn run<S: Simd, const CH: usize>(s: S, token: &Token<'_, CH>, rows: Rows<'_, CH>
         None => None,
     };
     if num_groups > 0 {
+        let lines = ahead.num_lines().div_ceil(num_groups);
         let mut next = decay_group(s, token, source(0), &mut to[0]);
         for g in 0..num_groups {
             let p = next;
+            ahead.fetch(lines);
             if g + 1 < num_groups {
                 next = decay_group(s, token, source(g + 1), &mut to[g + 1]);
             }

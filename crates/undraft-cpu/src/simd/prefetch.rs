@@ -1,5 +1,42 @@
 //! A hint to the memory system.
 
+use std::ops::Range;
+
+/// Bytes that come at once.
+const LINE: usize = 64;
+
+/// Memory that will be needed soon, asked for a little at a time so that other loads are not held up.
+#[derive(Clone, Debug)]
+pub struct Ahead {
+    left: Range<*const f32>,
+}
+
+impl Ahead {
+    /// Memory to ask for; it is never read through this.
+    #[inline(always)]
+    pub fn new(memory: Range<*const f32>) -> Self {
+        Self { left: memory }
+    }
+
+    /// Asks for the next `num_lines` cache lines.
+    #[inline(always)]
+    pub fn fetch(&mut self, num_lines: usize) {
+        for _ in 0..num_lines {
+            if self.left.start >= self.left.end {
+                return;
+            }
+            prefetch(self.left.start);
+            self.left.start = self.left.start.wrapping_byte_add(LINE);
+        }
+    }
+
+    /// Cache lines that are left.
+    #[inline(always)]
+    pub fn num_lines(&self) -> usize {
+        (self.left.end as usize).saturating_sub(self.left.start as usize).div_ceil(LINE)
+    }
+}
+
 /// Asks for the cache line that holds `x`; where there is no such instruction, nothing happens.
 #[inline(always)]
 pub fn prefetch(x: *const f32) {
