@@ -152,7 +152,7 @@ struct State<'a> {
     rejection: RejectionSampler,
     out: Forward,
     drafts: Vec<u32>,
-    /// Distributions that the drafts were drawn from.
+    /// Distributions that the drafts were drawn from, for the rejection rule.
     draft_probabilities: Vec<Vec<(u32, f64)>>,
     probabilities: Vec<(u32, f64)>,
     /// The last token, then the drafts.
@@ -174,6 +174,13 @@ impl<'a> State<'a> {
         }
         cache.reset()?;
         let reserve = options.max_tokens.min(cache.capacity());
+        // The rejection rule alone needs distributions; they hold what top-k leaves.
+        let vocab_size = model.config().vocab_size;
+        let (num_distributions, num_candidates) = match (options.acceptance, options.sampling.top_k) {
+            (Acceptance::Match, _) => (0, 0),
+            (Acceptance::Rejection, 0) => (options.window, vocab_size),
+            (Acceptance::Rejection, top_k) => (options.window, top_k.min(vocab_size)),
+        };
         Ok(Self {
             model,
             options,
@@ -181,8 +188,8 @@ impl<'a> State<'a> {
             rejection: RejectionSampler::new(options.sampling.seed),
             out: Forward::new(),
             drafts: Vec::with_capacity(options.window),
-            draft_probabilities: vec![Vec::new(); options.window],
-            probabilities: Vec::new(),
+            draft_probabilities: (0..num_distributions).map(|_| Vec::with_capacity(num_candidates)).collect(),
+            probabilities: Vec::with_capacity(num_candidates),
             window: Vec::with_capacity(options.window + 1),
             kept: Vec::with_capacity(options.window + 1),
             generation: Generation {
@@ -210,6 +217,9 @@ impl<'a> State<'a> {
         let Some(&first) = prompt.first() else { return Err(ModelError::EmptyPrompt) };
         if let Some(drafter) = &mut drafter {
             drafter.begin(first)?;
+            // The last token needs no place in the cache.
+            let most = self.cache.capacity().saturating_add(1);
+            drafter.reserve(prompt.len().saturating_add(self.options.max_tokens).min(most));
         }
         let all_logits = observer.wants_prompt_logits();
         let logits = if all_logits { Logits::All } else { Logits::Last };
@@ -282,29 +292,25 @@ impl<'a> State<'a> {
     }
 
     fn propose(&mut self, drafter: &mut dyn Drafter, max_drafts: usize) -> Result<()> {
+        let first = self.generation.prompt_tokens + self.generation.tokens.len();
         let Self { options, sampler, rejection, drafts, draft_probabilities, .. } = self;
-        let mut num_drawn = 0;
+        draft_probabilities.iter_mut().for_each(Vec::clear);
         let mut choose = |position: u64, logits: &[f32]| match options.acceptance {
             Acceptance::Match => sampler.sample(logits, position),
             Acceptance::Rejection => {
-                let Some(q) = draft_probabilities.get_mut(num_drawn) else {
-                    return Err(ModelError::Options {
-                        option: "drafts",
-                        found: num_drawn + 1,
-                        min: 0,
-                        max: max_drafts,
-                    });
+                let index = position.wrapping_sub(first as u64);
+                let Some(q) = usize::try_from(index).ok().and_then(|index| draft_probabilities.get_mut(index)) else {
+                    let (min, max) = (first, first + max_drafts - 1);
+                    return Err(ModelError::Options { option: "draft position", found: position as usize, min, max });
                 };
-                num_drawn += 1;
                 sampler.probabilities(logits, position, q)?;
                 rejection.draft(q, position)
             }
         };
         drafter.propose(max_drafts, &mut choose, drafts)?;
         drafts.truncate(max_drafts);
-        // A drafter without logits always makes the same draft.
-        for (q, &draft) in draft_probabilities.iter_mut().zip(drafts.iter()).skip(num_drawn) {
-            q.clear();
+        // A draft that was not drawn was certain.
+        for (q, &draft) in draft_probabilities.iter_mut().zip(drafts.iter()).filter(|(q, _)| q.is_empty()) {
             q.push((draft, 1.0));
         }
         Ok(())

@@ -154,11 +154,12 @@ impl Sampler {
             ranked.select_nth_unstable_by(params.top_k - 1, |a, b| b.cmp(a));
             ranked.truncate(params.top_k);
         }
+        kept.clear();
+        kept.reserve(ranked.len());
         if params.top_p < 1.0 {
             let nucleus = nucleus_len(ranked, params.top_p, |id| scale.weight(logits[id as usize]));
             ranked.truncate(nucleus);
         }
-        kept.clear();
         kept.extend(ranked.iter().map(|&key| rank_id(key)));
         kept.sort_unstable();
     }

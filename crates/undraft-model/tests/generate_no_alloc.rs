@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use runner::{NEXT, ODD, TRAINED, device, load_on, random_tokens};
 use undraft::cpu::Isa;
 use undraft_model::Model;
-use undraft_model::drafters::{Drafter, LookupDrafter, LookupOptions, MtpDrafter};
-use undraft_model::generate::{Acceptance, GenerateOptions, Observer, RoundInfo, generate};
+use undraft_model::drafters::{Drafter, LookupDrafter, LookupOptions, MtpDrafter, ScriptedDrafter};
+use undraft_model::generate::{Acceptance, GenerateOptions, Observer, Quiet, RoundInfo, generate};
 use undraft_model::model::{CacheConfig, HybridCache};
 use undraft_model::sampling::SamplingParams;
 
@@ -79,8 +79,20 @@ fn check(model: &Model, prompt: &[u32], options: &GenerateOptions, drafter: &mut
     COUNTING.store(false, Ordering::Relaxed);
     let count = COUNT.load(Ordering::Relaxed);
     assert_eq!(run.unwrap().tokens.len(), options.max_tokens, "{what}");
-    assert!(watch.counted_rounds > 20, "{what}: {} rounds counted", watch.counted_rounds);
+    assert!(watch.counted_rounds > 12, "{what}: {} rounds counted", watch.counted_rounds);
     assert_eq!(count, 0, "{what}: allocations in {} warm rounds", watch.counted_rounds);
+}
+
+/// Windows that stay whole. How many tokens the next round replays is up to the drafts, and a back end keeps its memory
+/// for them.
+fn keep_whole_windows(model: &Model, prompt: &[u32]) {
+    let mut cache = model.new_cache(CacheConfig { capacity: 400, max_window: WINDOW + 1 }).unwrap();
+    let (sampling, acceptance) = (SamplingParams::default(), Acceptance::Match);
+    let options = GenerateOptions { max_tokens: 40, sampling, acceptance, window: WINDOW, stop_tokens: Vec::new() };
+    let plain = generate(model, &mut cache, prompt, &options, None, &mut Quiet).unwrap().tokens;
+    let mut right = ScriptedDrafter::new(|known: &[u32], k| plain[known.len() - prompt.len()..][..k].to_vec());
+    let run = generate(model, &mut cache, prompt, &options, Some(&mut right), &mut Quiet).unwrap();
+    assert_eq!(run.accepted, run.drafted);
 }
 
 #[test]
@@ -92,21 +104,19 @@ fn warm_rounds_allocate_nothing() {
         SamplingParams { top_k: 0, ..filtered.clone() },
         SamplingParams { top_k: 0, top_p: 1.0, ..filtered },
     ];
-    for path in [TRAINED, NEXT, ODD] {
-        for num_threads in [1, 2] {
-            let model = load_on(path, &device(Isa::best(), num_threads).unwrap());
-            let prompt = random_tokens(&model, 3, 110).repeat(2);
-            let mut mtp = MtpDrafter::new(model.mtp().unwrap(), 400).unwrap();
-            for acceptance in [Acceptance::Match, Acceptance::Rejection] {
-                for sampling in &samplings {
-                    let (sampling, stop_tokens) = (sampling.clone(), Vec::new());
-                    let options =
-                        GenerateOptions { max_tokens: 150, sampling, acceptance, window: WINDOW, stop_tokens };
-                    let what = format!("{path}, {num_threads} threads, {options:?}");
-                    check(&model, &prompt, &options, &mut mtp, &format!("MTP, {what}"));
-                    let mut lookup = LookupDrafter::new(LookupOptions::new(1, 3).unwrap());
-                    check(&model, &prompt, &options, &mut lookup, &format!("lookup, {what}"));
-                }
+    for (path, num_threads) in [(TRAINED, 2), (NEXT, 1), (ODD, 1)] {
+        let model = load_on(path, &device(Isa::best(), num_threads).unwrap());
+        let prompt = random_tokens(&model, 3, 110).repeat(2);
+        keep_whole_windows(&model, &prompt);
+        let mut mtp = MtpDrafter::new(model.mtp().unwrap(), 400).unwrap();
+        for acceptance in [Acceptance::Match, Acceptance::Rejection] {
+            for sampling in &samplings {
+                let (sampling, stop_tokens) = (sampling.clone(), Vec::new());
+                let options = GenerateOptions { max_tokens: 90, sampling, acceptance, window: WINDOW, stop_tokens };
+                let what = format!("{path}, {options:?}");
+                check(&model, &prompt, &options, &mut mtp, &format!("MTP, {what}"));
+                let mut lookup = LookupDrafter::new(LookupOptions::new(1, 3).unwrap());
+                check(&model, &prompt, &options, &mut lookup, &format!("lookup, {what}"));
             }
         }
     }

@@ -71,7 +71,7 @@ fn json_ids(value: &Value) -> Vec<u32> {
 fn key_major(model: &Model, state: &[f32]) -> Vec<f32> {
     let (k, v) = (model.config().linear_key_head_dim, model.config().linear_value_head_dim);
     let at = |i: usize| (i / (k * v), i / v % k, i % v);
-    (0..state.len()).map(|i| at(i)).map(|(head, row, column)| state[(head * v + column) * k + row]).collect()
+    (0..state.len()).map(at).map(|(head, row, column)| state[(head * v + column) * k + row]).collect()
 }
 
 #[test]
@@ -206,14 +206,11 @@ fn check_gdn(out: &Forward, layer: usize, want: impl Fn(&str) -> Vec<f64>) {
     }
 }
 
-/// Drafts of every pair, fed one by one; logits and states of every step go to `see(pair, step, hidden, logits)`.
-fn drafts(
-    model: &Model,
-    hidden: &[f32],
-    next_tokens: &[u32],
-    num_drafts: usize,
-    see: &mut dyn FnMut(usize, usize, &[f32], &[f32]),
-) -> Vec<u32> {
+/// Looks at one step of a draft: pair, step, hidden state, logits.
+type See<'a> = dyn FnMut(usize, usize, &[f32], &[f32]) + 'a;
+
+/// Drafts of every pair, fed one by one; every step goes to `see`.
+fn drafts(model: &Model, hidden: &[f32], next_tokens: &[u32], num_drafts: usize, see: &mut See<'_>) -> Vec<u32> {
     let mtp = model.mtp().unwrap();
     let mut cache: MtpCache = mtp.new_cache(next_tokens.len() + num_drafts).unwrap();
     let (mut all, mut drafts) = (Vec::new(), Vec::new());

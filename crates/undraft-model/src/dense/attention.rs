@@ -4,8 +4,8 @@
 //! (the online softmax of Milakov and Gimelshein, arXiv 1805.02867). Where blocks begin depends on positions alone, so
 //! a query's result depends neither on the other queries of a call nor on how they are shared out.
 
-use undraft::cpu::simd::{self, LANES, Simd, f32x16, prelude::*};
-use undraft::cpu::{SharedMut, with_simd};
+use undraft::cpu::simd::{self, LANES, Simd, Token, f32x16, prelude::*};
+use undraft::cpu::{SharedMut, with_vectors};
 
 use super::block::{BLOCK, Block, F32Block};
 use super::tile::{self, Vector};
@@ -51,13 +51,17 @@ pub fn attend(compute: &Compute, cache: &KvCache, num_heads: usize, q: &[f32], o
             }
         }
         let call = Call { keys: cache.head_keys(kv_head), values: cache.head_values(kv_head), head_dim, q, out: &out };
-        with_simd!(compute.token(), s => match queries[..num_queries] {
-            [a, b, c, d] => call.run(s, [a, b, c, d]),
-            [a, b, c] => call.run(s, [a, b, c]),
-            [a, b] => call.run(s, [a, b]),
-            [a] => call.run(s, [a]),
-            _ => {}
-        });
+        match compute.token() {
+            // No registers to share keys and values in: one query at a time.
+            Token::Scalar(s) => queries[..num_queries].iter().for_each(|&query| call.run(s, [query])),
+            token => with_vectors!(token, scalar => {}, s => match queries[..num_queries] {
+                [a, b, c, d] => call.run(s, [a, b, c, d]),
+                [a, b, c] => call.run(s, [a, b, c]),
+                [a, b] => call.run(s, [a, b]),
+                [a] => call.run(s, [a]),
+                _ => {}
+            }),
+        }
     });
 }
 
@@ -184,9 +188,9 @@ impl Call<'_, '_> {
         for (r, row) in rows.iter_mut().enumerate() {
             *row = &self.keys[(start + j + r) * blocks..(start + j + r + 1) * blocks];
         }
-        let acc = tile::tile(s, rows, q);
+        let sums = tile::sums(tile::tile(s, rows, q));
         for g in 0..G {
-            scores[g][j..j + R].copy_from_slice(&tile::sums(acc[g]));
+            scores[g][j..j + R].copy_from_slice(&sums[g]);
         }
     }
 

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use half::slice::HalfFloatSliceExt;
-use undraft::cpu::simd::{LANES, Simd, prelude::*};
-use undraft::cpu::{SharedMut, with_simd};
+use undraft::cpu::simd::{LANES, Simd, Token, prelude::*};
+use undraft::cpu::{SharedMut, with_vectors};
 
 use super::Compute;
 use super::block::{BLOCK, Bf16Block, Block, F16Block, F32Block, pack_rows};
@@ -21,7 +21,7 @@ const MIN_TASK_ROWS: usize = 8;
 /// `y = W x`, `W` as stored.
 ///
 /// `y[t][o]` is a function of `x[t]` and `W[o]` alone, in one order of operations: see the module's head. Weights are
-/// read and widened once for up to five tokens.
+/// read and widened once for up to eight tokens.
 #[derive(Clone, Debug)]
 pub struct Linear {
     weight: Packed,
@@ -141,11 +141,18 @@ pub fn forward_joint<const N: usize>(compute: &Compute, x: &[f32], products: [(&
         let start = (task - first_task) * task_rows;
         let rows = start..(start + task_rows).min(linear.out_features);
         let out = Out { y, out_features: linear.out_features };
-        with_simd!(compute.token(), s => match &linear.weight {
-            Packed::F32(weight) => panel(s, weight, rows, in_features, x, &out),
-            Packed::Bf16(weight) => panel(s, weight, rows, in_features, x, &out),
-            Packed::F16(weight) => panel(s, weight, rows, in_features, x, &out),
-        });
+        match compute.token() {
+            Token::Scalar(s) => match &linear.weight {
+                Packed::F32(weight) => scalar_panel(s, weight, rows, in_features, x, &out),
+                Packed::Bf16(weight) => scalar_panel(s, weight, rows, in_features, x, &out),
+                Packed::F16(weight) => scalar_panel(s, weight, rows, in_features, x, &out),
+            },
+            token => with_vectors!(token, scalar => {}, s => match &linear.weight {
+                Packed::F32(weight) => panel(s, weight, rows, in_features, x, &out),
+                Packed::Bf16(weight) => panel(s, weight, rows, in_features, x, &out),
+                Packed::F16(weight) => panel(s, weight, rows, in_features, x, &out),
+            }),
+        }
     });
 }
 
@@ -167,11 +174,27 @@ fn panel<S: Simd, B: Block>(s: S, weight: &[B], rows: Range<usize>, in_features:
             (_, 1) => call.run::<S, 4, 1>(s),
             (true, 2) => call.run::<S, 4, 2>(s),
             (true, 3) => call.run::<S, 4, 3>(s),
+            (true, 4) => call.run::<S, 4, 4>(s),
             (true, 5) => call.run::<S, 4, 5>(s),
-            (true, _) => call.run::<S, 4, 4>(s),
-            (false, 3) => call.run::<S, 2, 3>(s),
+            (true, 6) => call.run::<S, 2, 6>(s),
+            (true, 7) => call.run::<S, 2, 7>(s),
+            (true, _) => call.run::<S, 2, 8>(s),
             (false, _) => call.run::<S, 2, 2>(s),
         };
+    }
+}
+
+/// [`panel`] for the scalar instruction set, where there are no registers to fill: one row, one token at a time.
+fn scalar_panel<S: Simd, B: Block>(
+    s: S,
+    weight: &[B],
+    rows: Range<usize>,
+    in_features: usize,
+    x: &[f32],
+    out: &Out<'_, '_>,
+) {
+    for (token, x) in x.chunks_exact(in_features).enumerate() {
+        Strip { weight, rows: rows.clone(), in_features, x, token, out }.run::<S, 1, 1>(s);
     }
 }
 
@@ -218,11 +241,11 @@ impl<B: Block> Strip<'_, '_, B> {
         for (r, slice) in rows.iter_mut().enumerate() {
             *slice = &self.weight[(row + r) * blocks..(row + r + 1) * blocks];
         }
-        let acc = tile::tile(s, rows, vectors);
-        for t in 0..T {
+        let sums = tile::sums(tile::tile(s, rows, vectors));
+        for (t, sums) in sums.iter().enumerate() {
             let start = (self.token + t) * self.out.out_features + row;
             // SAFETY: tasks have disjoint ranges of rows, and no element of `y` belongs to two rows of the weight.
-            unsafe { self.out.y.part(start..start + R) }.copy_from_slice(&tile::sums(acc[t]));
+            unsafe { self.out.y.part(start..start + R) }.copy_from_slice(sums);
         }
     }
 }

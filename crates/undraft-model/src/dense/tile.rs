@@ -83,19 +83,20 @@ fn step<S: Simd, const R: usize, const T: usize>(
     }
 }
 
-/// The sums of one vector's accumulators: [`simd::sum`] of each, four at a time where there are four.
+/// The sums of a tile's accumulators: [`simd::sum`] of each, four at a time where there are four.
 #[inline(always)]
-pub(super) fn sums<S: Simd, const R: usize>(acc: [f32x16<S>; R]) -> [f32; R] {
-    let mut out = [0.0; R];
-    let mut r = 0;
-    while r + 4 <= R {
-        let folded = [simd::fold(acc[r]), simd::fold(acc[r + 1]), simd::fold(acc[r + 2]), simd::fold(acc[r + 3])];
-        simd::sum_each(folded).store_slice(&mut out[r..r + 4]);
-        r += 4;
+pub(super) fn sums<S: Simd, const R: usize, const T: usize>(acc: [[f32x16<S>; R]; T]) -> [[f32; R]; T] {
+    let mut out = [[0.0; R]; T];
+    let (acc, flat) = (acc.as_flattened(), out.as_flattened_mut());
+    let mut i = 0;
+    while i + 4 <= R * T {
+        let folded = [simd::fold(acc[i]), simd::fold(acc[i + 1]), simd::fold(acc[i + 2]), simd::fold(acc[i + 3])];
+        simd::sum_each(folded).store_slice(&mut flat[i..i + 4]);
+        i += 4;
     }
-    while r < R {
-        out[r] = simd::sum(acc[r]);
-        r += 1;
+    while i < R * T {
+        flat[i] = simd::sum(acc[i]);
+        i += 1;
     }
     out
 }
@@ -115,7 +116,7 @@ mod tests {
             let (mut four, mut one) = ([0.0; 4], [0.0; 4]);
             with_simd!(token, s => {
                 let v = [simd::load(s, &x[0]), simd::load(s, &x[1]), simd::load(s, &x[2]), simd::load(s, &x[3])];
-                four = sums(v);
+                [four] = sums([v]);
                 for i in 0..4 {
                     one[i] = simd::sum(v[i]);
                 }

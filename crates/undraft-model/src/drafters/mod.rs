@@ -23,6 +23,11 @@ pub trait Drafter {
     /// The drafter's.
     fn begin(&mut self, first_token: u32) -> Result<()>;
 
+    /// Makes room for a sequence of `num_tokens`, so that nothing is allocated while it grows; a hint.
+    fn reserve(&mut self, num_tokens: usize) {
+        let _ = num_tokens;
+    }
+
     /// True tokens behind those known, each with the state `[H]` of the trunk (behind its last norm) at the position
     /// before it: `hidden` is `[n, H]` for n tokens.
     ///
@@ -30,8 +35,8 @@ pub trait Drafter {
     /// The drafter's.
     fn observe(&mut self, hidden: &[f32], next_tokens: &[u32]) -> Result<()>;
 
-    /// Clears `drafts` and fills it with up to `max_drafts` guesses for the tokens behind those known. A drafter with
-    /// logits of its own takes each guess through `choose`.
+    /// Clears `drafts` and fills it with up to `max_drafts` guesses for the tokens behind those known. A guess from
+    /// logits is taken through `choose`, with its position in the sequence; any other counts as certain.
     ///
     /// # Errors
     /// The drafter's, or that of `choose`.
@@ -43,6 +48,9 @@ impl Drafter for LookupDrafter {
         self.clear();
         self.extend(&[first_token]);
         Ok(())
+    }
+    fn reserve(&mut self, num_tokens: usize) {
+        LookupDrafter::reserve(self, num_tokens.saturating_sub(self.tokens().len()));
     }
     fn observe(&mut self, _hidden: &[f32], next_tokens: &[u32]) -> Result<()> {
         self.extend(next_tokens);

@@ -79,7 +79,7 @@ fn lookup() {
             }
         }
         println!("{path}: {accepted} of {drafted} drafts stay");
-        assert!(drafted > 500 && (accepted > 100 || path != TRAINED), "{accepted} of {drafted}");
+        assert!(drafted > 200 && (accepted > 100 || path != TRAINED), "{accepted} of {drafted}");
     }
     count("lookup", rounds, LOOKUP);
 }

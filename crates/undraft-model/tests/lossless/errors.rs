@@ -107,22 +107,28 @@ fn drafts_outside_the_vocabulary_are_refused() {
 }
 
 /// Calls `choose` with these logits, so often, and drafts what it gives or something else.
+#[derive(Clone, Default)]
 struct Chooser {
+    num_known: usize,
     logits: Vec<f32>,
     calls: usize,
     draft: Option<u32>,
+    /// Added to the positions.
+    shift: usize,
 }
 
 impl Drafter for Chooser {
     fn begin(&mut self, _first_token: u32) -> Result<()> {
+        self.num_known = 1;
         Ok(())
     }
-    fn observe(&mut self, _hidden: &[f32], _next_tokens: &[u32]) -> Result<()> {
+    fn observe(&mut self, _hidden: &[f32], next_tokens: &[u32]) -> Result<()> {
+        self.num_known += next_tokens.len();
         Ok(())
     }
     fn propose(&mut self, _max_drafts: usize, choose: &mut Choose<'_>, drafts: &mut Vec<u32>) -> Result<()> {
         for i in 0..self.calls {
-            let token = choose(i as u64, &self.logits)?;
+            let token = choose((self.num_known + i).wrapping_add(self.shift) as u64, &self.logits)?;
             drafts.push(self.draft.unwrap_or(token));
         }
         Ok(())
@@ -143,26 +149,34 @@ fn what_a_drafter_chooses_from_is_checked() {
     for acceptance in [Acceptance::Match, Acceptance::Rejection] {
         for sampling in [greedy(), sampled(2)] {
             for logits in [vec![], vec![f32::NAN; vocab_size], vec![f32::NEG_INFINITY; vocab_size]] {
-                let error = run(acceptance, sampling.clone(), Chooser { logits, calls: 1, draft: None }).unwrap_err();
+                let error =
+                    run(acceptance, sampling.clone(), Chooser { logits, calls: 1, ..Chooser::default() }).unwrap_err();
                 assert!(matches!(error, ModelError::Logits { .. }), "{error}");
             }
             // Logits of another vocabulary: what they choose may be no token here.
             let mut logits = vec![0.0; 2 * vocab_size];
             logits[2 * vocab_size - 1] = 50.0;
-            let error = run(acceptance, sampling.clone(), Chooser { logits, calls: 1, draft: None }).unwrap_err();
+            let error =
+                run(acceptance, sampling.clone(), Chooser { logits, calls: 1, ..Chooser::default() }).unwrap_err();
             assert!(matches!(error, ModelError::TokenId { .. }), "{error}");
             let logits = good.clone();
-            assert!(run(acceptance, sampling.clone(), Chooser { logits, calls: 3, draft: None }).is_ok());
+            assert!(run(acceptance, sampling.clone(), Chooser { logits, calls: 3, ..Chooser::default() }).is_ok());
         }
     }
-    // More drafts than asked for are cut off; their distributions have no place.
-    let more = |calls| Chooser { logits: good.clone(), calls, draft: None };
-    assert!(run(Acceptance::Match, sampled(2), more(9)).is_ok());
-    let error = run(Acceptance::Rejection, sampled(2), more(9)).unwrap_err();
-    assert!(matches!(error, ModelError::Options { option: "drafts", .. }), "{error}");
+    let logits = good;
+    let good = Chooser { logits, calls: 3, ..Chooser::default() };
+    // More drafts than asked for are cut off; their distributions have no place, nor have those of other positions.
+    for bad in [
+        Chooser { calls: 9, ..good.clone() },
+        Chooser { shift: 4, ..good.clone() },
+        Chooser { shift: usize::MAX, ..good.clone() },
+    ] {
+        assert!(run(Acceptance::Match, sampled(2), bad.clone()).is_ok());
+        let error = run(Acceptance::Rejection, sampled(2), bad).unwrap_err();
+        assert!(matches!(error, ModelError::Options { option: "draft position", .. }), "{error}");
+    }
     // A draft that its own distribution excludes cannot be decided about.
-    let liar = Chooser { logits: good.clone(), calls: 1, draft: Some(0) };
-    let error = run(Acceptance::Rejection, sampled(2), liar).unwrap_err();
+    let error = run(Acceptance::Rejection, sampled(2), Chooser { draft: Some(0), ..good }).unwrap_err();
     assert!(matches!(error, ModelError::Distribution { name: "q", .. }), "{error}");
 }
 

@@ -11,7 +11,7 @@ use undraft_model::sampling::{Sampler, SamplingParams};
 
 use super::trace::{Bench, options};
 use super::{REJECTION, count, greedy, load, prompt, sampled};
-use crate::runner::{NEXT, ODD, TRAINED, random_tokens};
+use crate::runner::{NEXT, ODD, TRAINED, argmax, random_tokens};
 
 fn rejection(sampling: &SamplingParams, window: usize, max_tokens: usize) -> GenerateOptions {
     GenerateOptions { acceptance: Acceptance::Rejection, ..options(sampling, window, max_tokens) }
@@ -65,12 +65,14 @@ struct Perturbed<'m> {
     cache: HybridCache,
     out: Forward,
     tokens: Vec<u32>,
+    /// Whether every other draft is the likeliest token instead of a drawn one.
+    mixed: bool,
 }
 
 impl Perturbed<'_> {
-    fn new(model: &Model) -> Perturbed<'_> {
+    fn new(model: &Model, mixed: bool) -> Perturbed<'_> {
         let cache = model.new_cache(CacheConfig { capacity: 32, max_window: 1 }).unwrap();
-        Perturbed { model, cache, out: Forward::new(), tokens: Vec::new() }
+        Perturbed { model, cache, out: Forward::new(), tokens: Vec::new(), mixed }
     }
 }
 
@@ -89,7 +91,9 @@ impl Drafter for Perturbed<'_> {
         while drafts.len() < max_drafts {
             let bend = |(id, logit): (usize, &f32)| 0.5 * logit + 0.3 * (id % 3) as f32;
             let logits: Vec<f32> = self.out.logits().iter().enumerate().map(bend).collect();
-            let draft = choose((self.tokens.len() + drafts.len()) as u64, &logits)?;
+            let position = (self.tokens.len() + drafts.len()) as u64;
+            let certain = self.mixed && position.is_multiple_of(2);
+            let draft = if certain { argmax(&logits) } else { choose(position, &logits)? };
             drafts.push(draft);
             self.model.decode(&mut self.cache, draft, &mut self.out)?;
         }
@@ -181,8 +185,9 @@ fn the_distribution_is_that_of_plain_sampling() {
         let best = behind.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(tokens, _)| tokens[1]);
         vec![best; k]
     };
-    let drafters: [(&str, Box<dyn Drafter>); 4] = [
-        ("perturbed trunk", Box::new(Perturbed::new(&model))),
+    let drafters: [(&str, Box<dyn Drafter>); 5] = [
+        ("perturbed trunk", Box::new(Perturbed::new(&model, false))),
+        ("drawn and certain drafts", Box::new(Perturbed::new(&model, true))),
         ("MTP", Box::new(MtpDrafter::new(model.mtp().unwrap(), 32).unwrap())),
         ("likeliest token", Box::new(ScriptedDrafter::new(likeliest))),
         ("never possible", Box::new(ScriptedDrafter::new(|known: &[u32], k| vec![known[0]; k]))),
@@ -209,11 +214,13 @@ fn longer_texts_have_the_distribution_too() {
     let (seeds, num_tokens) = (2000, 4);
     let want = exact(&model, &prompt, &sampling, num_tokens);
     assert_eq!(want.len(), 16);
-    let mut drafter = Perturbed::new(&model);
-    let (got, share) = observed(&model, &prompt, &rejection(&sampling, 3, 6), seeds, num_tokens, &mut drafter);
-    let distance = distance(&got, &want);
-    println!("distance {distance:.3}, {share:.2} of the drafts stay");
-    assert!(distance < bound(seeds, want.len()), "{distance}");
+    for mixed in [false, true] {
+        let mut drafter = Perturbed::new(&model, mixed);
+        let (got, share) = observed(&model, &prompt, &rejection(&sampling, 3, 6), seeds, num_tokens, &mut drafter);
+        let distance = distance(&got, &want);
+        println!("mixed drafts: {mixed}: distance {distance:.3}, {share:.2} of the drafts stay");
+        assert!(distance < bound(seeds, want.len()), "{mixed}: {distance}");
+    }
 }
 
 #[test]
