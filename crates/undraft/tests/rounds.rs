@@ -15,8 +15,13 @@ fn pool(model: &Model, device: &Device, num_slots: usize, capture: Capture) -> S
     StatePool::new(device, PoolConfig { layers, num_slots, max_window: 6, capture }).unwrap()
 }
 
+/// Bits of one token's outputs, layer by layer.
+type Outputs = Vec<Vec<u32>>;
+/// Bits of one layer's recurrent state and convolution window.
+type States = (Vec<u32>, Vec<u32>);
+
 /// Decodes the tokens one by one in a pool of its own: outputs of each token, then states and windows.
-fn decode(model: &Model, tokens: &[u64]) -> (Vec<Vec<Vec<u32>>>, Vec<(Vec<u32>, Vec<u32>)>) {
+fn decode(model: &Model, tokens: &[u64]) -> (Vec<Outputs>, Vec<States>) {
     let mut pool = pool(model, &Device::cpu(), 1, Capture::DeltaLog);
     let slot = pool.alloc().unwrap();
     let mut outputs = Vec::new();
@@ -28,7 +33,7 @@ fn decode(model: &Model, tokens: &[u64]) -> (Vec<Vec<Vec<u32>>>, Vec<(Vec<u32>, 
     (outputs, states(&mut pool, slot))
 }
 
-fn states(pool: &mut StatePool, slot: Slot) -> Vec<(Vec<u32>, Vec<u32>)> {
+fn states(pool: &mut StatePool, slot: Slot) -> Vec<States> {
     (0..pool.num_layers())
         .map(|i| (bits(pool.recurrent_state(i, slot).unwrap()), bits(pool.conv_state(i, slot).unwrap())))
         .collect()
@@ -85,7 +90,7 @@ proptest! {
             next_token += n as u64;
             (next_token - n as u64..next_token).collect()
         };
-        let mut checks: Vec<(Vec<u64>, usize, Vec<Vec<u32>>)> = Vec::new();
+        let mut checks: Vec<(Vec<u64>, usize, Outputs)> = Vec::new();
         for step in steps {
             match step {
                 Step::Round(mut parts, commit) => {
