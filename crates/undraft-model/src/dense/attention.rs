@@ -252,7 +252,9 @@ impl Call<'_, '_> {
         let mut acc = [[[simd::zero(s); 2]; C]; G];
         for g in 0..G {
             for c in 0..C {
-                acc[g][c] = F32Block::pack(self.out_block(queries[g], block + c)).load(s);
+                // SAFETY: a task has queries of its own, and the block lives for one statement.
+                let out = unsafe { self.out.part(self.columns_of(queries[g], block + c)) };
+                acc[g][c] = F32Block::pack(out).load(s);
             }
         }
         for j in keys {
@@ -269,21 +271,19 @@ impl Call<'_, '_> {
                 let mut whole = F32Block::ZERO;
                 simd::store(acc[g][c][0], &mut whole.0[0]);
                 simd::store(acc[g][c][1], &mut whole.0[1]);
-                let out = self.out_block(queries[g], block + c);
+                // SAFETY: as above.
+                let out = unsafe { self.out.part(self.columns_of(queries[g], block + c)) };
                 out.copy_from_slice(&whole.0.as_flattened()[..out.len()]);
             }
         }
         C
     }
 
-    /// A block of columns of what a query has summed up; the last one may be short.
+    /// Where a block of columns of what a query has summed up lies in `out`; the last one may be short.
     #[inline(always)]
-    #[allow(clippy::mut_from_ref)]
-    fn out_block(&self, query: Query, block: usize) -> &mut [f32] {
+    fn columns_of(&self, query: Query, block: usize) -> std::ops::Range<usize> {
         let start = query.start + block * BLOCK;
-        let end = (start + BLOCK).min(query.start + self.head_dim);
-        // SAFETY: a task has queries of its own, and callers hold one block at a time.
-        unsafe { self.out.part(start..end) }
+        start..(start + BLOCK).min(query.start + self.head_dim)
     }
 }
 
