@@ -15,7 +15,7 @@ if (($# == 0)); then
 fi
 
 if cargo nextest --version >/dev/null 2>&1; then
-    exec cargo nextest run --all-features --locked "$@"
+    exec cargo nextest run --all-features --locked --no-fail-fast "$@"
 fi
 
 log=$(mktemp)

@@ -52,13 +52,13 @@ pub struct Args {
     #[arg(long, value_name = "K", default_value_t = 3)]
     window: usize,
     /// 0 is greedy; the model's own setting by default.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     temperature: Option<f64>,
     /// Most likely tokens that are kept; 0 keeps all.
     #[arg(long)]
     top_k: Option<usize>,
     /// Probability mass that is kept.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     top_p: Option<f64>,
     /// Seed of the random numbers.
     #[arg(long, default_value_t = 0)]
