@@ -1,10 +1,11 @@
 //! What a back end can do, and the operations over host memory.
 
 use crate::capture::Capture;
+use crate::conventions::DecayShape;
 use crate::error::{Error, Result};
 use crate::ops::{
-    CausalConv1dUpdateArgs, Checked, ChunkGatedDeltaRuleArgs, CommitStatesArgs, FusedGdnGatingArgs, FusedRecurrentArgs,
-    RmsNormGatedArgs,
+    CausalConv1dFnArgs, CausalConv1dUpdateArgs, Checked, ChunkGatedDeltaRuleArgs, CommitStatesArgs, FusedGdnGatingArgs,
+    FusedRecurrentArgs, RmsNormGatedArgs,
 };
 use crate::rows::DType;
 
@@ -15,6 +16,8 @@ pub enum Op {
     FusedGdnGating,
     /// `causal_conv1d_update`
     CausalConv1dUpdate,
+    /// `causal_conv1d_fn`
+    CausalConv1dFn,
     /// `fused_recurrent_gated_delta_rule`
     FusedRecurrentGatedDeltaRule,
     /// `chunk_gated_delta_rule`
@@ -27,9 +30,10 @@ pub enum Op {
 
 impl Op {
     /// Every operation.
-    pub const ALL: [Op; 6] = [
+    pub const ALL: [Op; 7] = [
         Op::FusedGdnGating,
         Op::CausalConv1dUpdate,
+        Op::CausalConv1dFn,
         Op::FusedRecurrentGatedDeltaRule,
         Op::ChunkGatedDeltaRule,
         Op::CommitStates,
@@ -40,6 +44,7 @@ impl Op {
         match self {
             Op::FusedGdnGating => "fused_gdn_gating",
             Op::CausalConv1dUpdate => "causal_conv1d_update",
+            Op::CausalConv1dFn => "causal_conv1d_fn",
             Op::FusedRecurrentGatedDeltaRule => "fused_recurrent_gated_delta_rule",
             Op::ChunkGatedDeltaRule => "chunk_gated_delta_rule",
             Op::CommitStates => "commit_states",
@@ -61,6 +66,28 @@ pub struct Support {
     pub head_v_dim: usize,
     /// Capture.
     pub capture: Capture,
+    /// Dtype of the states; not looked at for operations without recurrent states.
+    pub state: DType,
+    /// Shape of the decay; not looked at for operations without recurrent states.
+    pub decay_shape: DecayShape,
+    /// Whether windows are draft trees; looked at for the recurrence and the convolution's update.
+    pub tree: bool,
+}
+
+impl Support {
+    /// f32, one decay factor a head, no trees; change the fields that differ.
+    pub fn new(op: Op, head_k_dim: usize, head_v_dim: usize) -> Self {
+        Self {
+            op,
+            io: DType::F32,
+            head_k_dim,
+            head_v_dim,
+            capture: Capture::DeltaLog,
+            state: DType::F32,
+            decay_shape: DecayShape::PerHead,
+            tree: false,
+        }
+    }
 }
 
 /// What a back end can do, as data.
@@ -76,6 +103,12 @@ pub struct Caps {
     pub captures: &'static [Capture],
     /// Largest head size; every size from 1 is meant.
     pub max_head_dim: usize,
+    /// Dtypes of the recurrent states.
+    pub states: &'static [DType],
+    /// Shapes of the decay.
+    pub decay_shapes: &'static [DecayShape],
+    /// Whether draft trees are verified.
+    pub trees: bool,
 }
 
 impl Caps {
@@ -96,6 +129,16 @@ impl Caps {
         }
         let has_heads =
             matches!(what.op, Op::FusedRecurrentGatedDeltaRule | Op::ChunkGatedDeltaRule | Op::CommitStates);
+        if has_heads && !self.states.contains(&what.state) {
+            return no(format!("{} states", what.state.name()), "use f32 states");
+        }
+        if has_heads && !self.decay_shapes.contains(&what.decay_shape) {
+            return no(format!("decay shape `{:?}`", what.decay_shape), "use one decay factor a head");
+        }
+        let windows = matches!(what.op, Op::FusedRecurrentGatedDeltaRule | Op::CausalConv1dUpdate);
+        if windows && what.tree && !self.trees {
+            return no("draft trees".into(), "verify each path as a chain");
+        }
         for (name, dim) in [("head_k_dim", what.head_k_dim), ("head_v_dim", what.head_v_dim)] {
             if has_heads && (dim == 0 || dim > self.max_head_dim) {
                 return no(format!("{name} {dim}"), "head sizes reach from 1 to the back end's largest");
@@ -119,6 +162,11 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// [`Error::Unsupported`], or the device's error.
     fn causal_conv1d_update(&self, args: Checked<CausalConv1dUpdateArgs<'_>>) -> Result<()>;
+    /// Causal depthwise convolution of whole prompts.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], or the device's error.
+    fn causal_conv1d_fn(&self, args: Checked<CausalConv1dFnArgs<'_>>) -> Result<()>;
     /// The recurrence over a window.
     ///
     /// # Errors

@@ -1,12 +1,27 @@
 //! The conventions on which engines silently differ, as types.
 
-/// How the factor that the state decays by is given; `[num_tokens, HV]` f32 unless said otherwise.
+use crate::dims::GdnDims;
+
+/// Over what the state decays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DecayShape {
+    /// One factor a token and value head, `[num_tokens, HV]`: Gated DeltaNet.
+    #[default]
+    PerHead,
+    /// A factor for each key channel as well, `[num_tokens, HV, K]`: Kimi Delta Attention (KDA).
+    PerChannel,
+}
+
+/// How the factor that the state decays by is given; f32, `[num_tokens, HV]` or, with [`DecayShape::PerChannel`],
+/// `[num_tokens, HV, K]`, unless said otherwise.
 ///
 /// ```
-/// use undraft_core::Decay;
-/// let g = [-0.1f32, 0.0];
-/// assert!((Decay::Log(&g).factor(0, 0) - (-0.1f32).exp()).abs() < 1e-7);
-/// assert_eq!(Decay::Linear(&[0.5]).factor(0, 0), 0.5);
+/// use undraft_core::{Decay, DecayShape, GdnDims};
+/// let dims = GdnDims::new(1, 2, 64, 64)?;
+/// let g = [-0.1f32, 0.0]; // one token, two heads
+/// assert!((Decay::Log(&g).factor(&dims, 0, 0, 0) - (-0.1f32).exp()).abs() < 1e-7);
+/// assert_eq!(Decay::Linear(&[0.5, 0.25]).factor(&dims, 0, 1, 0), 0.25);
+/// # Ok::<(), undraft_core::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Decay<'a> {
@@ -18,26 +33,28 @@ pub enum Decay<'a> {
     NegLog(&'a [f32]),
     /// Raw gate: `g = -exp(A_log) * softplus(a + dt_bias)`, the factor is `exp(g)`.
     Gate {
-        /// `[num_tokens, HV]`.
+        /// `[num_tokens, HV]` or `[num_tokens, HV, K]`.
         a: &'a [f32],
         /// `[HV]`.
         a_log: &'a [f32],
-        /// `[HV]`.
+        /// `[HV]` or `[HV, K]`.
         dt_bias: &'a [f32],
     },
 }
 
 impl Decay<'_> {
-    /// The factor at flat index `index` = `token * HV + head`, rounded once from f64.
+    /// The factor of a token, value head and key channel (0 with [`DecayShape::PerHead`]), rounded once from f64.
     ///
     /// # Panics
-    /// If the index lies outside the slices; checked arguments rule that out.
-    pub fn factor(&self, index: usize, head: usize) -> f32 {
+    /// If one of them lies outside the slices; checked arguments rule that out.
+    pub fn factor(&self, dims: &GdnDims, token: usize, head: usize, channel: usize) -> f32 {
+        let bias = head * dims.decay_dim() + channel;
+        let index = token * dims.decay_len() + bias;
         match *self {
             Decay::Log(g) => f64::from(g[index]).exp() as f32,
             Decay::Linear(alpha) => alpha[index],
             Decay::NegLog(x) => (-f64::from(x[index])).exp() as f32,
-            Decay::Gate { a, a_log, dt_bias } => gate_log_decay(a[index], a_log[head], dt_bias[head]).exp() as f32,
+            Decay::Gate { a, a_log, dt_bias } => gate_log_decay(a[index], a_log[head], dt_bias[bias]).exp() as f32,
         }
     }
 }
@@ -97,7 +114,7 @@ pub enum HeadMap {
 
 impl HeadMap {
     /// Key head of value head `v_head`.
-    pub fn k_head(self, dims: &crate::GdnDims, v_head: usize) -> usize {
+    pub fn k_head(self, dims: &GdnDims, v_head: usize) -> usize {
         match self {
             HeadMap::Grouped => v_head / (dims.num_v_heads() / dims.num_k_heads()),
             HeadMap::Tiled => v_head % dims.num_k_heads(),

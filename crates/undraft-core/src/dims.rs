@@ -1,5 +1,6 @@
 //! Sizes of a layer.
 
+use crate::conventions::DecayShape;
 use crate::error::{Error, Result, check_range};
 
 /// Largest head size of any back end.
@@ -25,10 +26,12 @@ pub struct GdnDims {
     num_v_heads: usize,
     head_k_dim: usize,
     head_v_dim: usize,
+    decay_shape: DecayShape,
 }
 
 impl GdnDims {
     /// Checks the sizes: heads in `1..=65536`, head sizes in `1..=256`, `num_v_heads` a multiple of `num_k_heads`.
+    /// The decay is one factor a value head; see [`GdnDims::with_decay_shape`].
     ///
     /// # Errors
     /// [`Error::OutOfRange`] or [`Error::NotMultiple`] with the offending size.
@@ -45,7 +48,35 @@ impl GdnDims {
                 of: num_k_heads,
             });
         }
-        Ok(Self { num_k_heads, num_v_heads, head_k_dim, head_v_dim })
+        Ok(Self { num_k_heads, num_v_heads, head_k_dim, head_v_dim, decay_shape: DecayShape::PerHead })
+    }
+
+    /// The same sizes with another shape of the decay.
+    ///
+    /// ```
+    /// use undraft_core::{DecayShape, GdnDims};
+    /// let kda = GdnDims::new(32, 32, 128, 128)?.with_decay_shape(DecayShape::PerChannel);
+    /// assert_eq!((kda.decay_dim(), kda.decay_len()), (128, 32 * 128));
+    /// # Ok::<(), undraft_core::Error>(())
+    /// ```
+    pub fn with_decay_shape(self, decay_shape: DecayShape) -> Self {
+        Self { decay_shape, ..self }
+    }
+
+    /// Over what the state decays.
+    pub fn decay_shape(&self) -> DecayShape {
+        self.decay_shape
+    }
+    /// Factors of a token and value head: 1, or `K` with [`DecayShape::PerChannel`].
+    pub fn decay_dim(&self) -> usize {
+        match self.decay_shape {
+            DecayShape::PerHead => 1,
+            DecayShape::PerChannel => self.head_k_dim,
+        }
+    }
+    /// Factors of a token, `HV` or `HV * K`.
+    pub fn decay_len(&self) -> usize {
+        self.num_v_heads * self.decay_dim()
     }
 
     /// Key (and query) heads, `H`.
@@ -80,9 +111,10 @@ impl GdnDims {
     pub fn state_len(&self) -> usize {
         self.value_dim() * self.head_k_dim
     }
-    /// `H * K + HV + HV * V`, elements of one token of the delta log.
+    /// `H * K + HV + HV * V` (with [`DecayShape::PerChannel`] `HV * K` in the middle), elements of one token of the delta
+    /// log.
     pub fn log_len(&self) -> usize {
-        self.key_dim() + self.num_v_heads + self.value_dim()
+        self.key_dim() + self.decay_len() + self.value_dim()
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::rows::DType;
+
 /// Result of a check or an operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -144,6 +146,44 @@ pub enum Error {
         got: usize,
         /// Tokens that fit.
         capacity: usize,
+    },
+    /// A buffer has another dtype than the argument that it must go with.
+    #[error("`{arg}` is {got}, expected {expected} as `{of_arg}`", got = got.name(), expected = expected.name())]
+    DType {
+        /// Argument.
+        arg: &'static str,
+        /// Dtype that came.
+        got: DType,
+        /// The other argument.
+        of_arg: &'static str,
+        /// Its dtype.
+        expected: DType,
+    },
+    /// An entry of a path does not rise, or lies outside of the log.
+    #[error("`{arg}`[{seq}][{position}] is log entry {got}, expected {least}..{num_entries}: a path rises")]
+    PathEntry {
+        /// `pending_path` or `path`.
+        arg: &'static str,
+        /// Sequence of the call.
+        seq: usize,
+        /// Position in its path.
+        position: usize,
+        /// Entry that came.
+        got: u32,
+        /// Smallest entry allowed here.
+        least: u32,
+        /// Entries of a slot's log.
+        num_entries: usize,
+    },
+    /// A token's parent does not come before it in its window.
+    #[error("`parents`[{token}] is {got}, expected -1 (the committed state) or 0..{position}: parents come first")]
+    Parent {
+        /// Token of the call.
+        token: usize,
+        /// Its position in its window.
+        position: usize,
+        /// Parent that came.
+        got: i32,
     },
     /// An argument is needed by the others and is absent.
     #[error("`{arg}` is missing, expected it because {because}")]

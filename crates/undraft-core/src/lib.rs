@@ -27,7 +27,7 @@ mod seqlens;
 
 pub use backend::{Backend, Caps, Op, Support};
 pub use capture::{Capture, CaptureMut, DeltaLogDims, DeltaLogMut};
-pub use conventions::{Activation, Beta, Decay, HeadMap, QkNorm, Rounding};
+pub use conventions::{Activation, Beta, Decay, DecayShape, HeadMap, QkNorm, Rounding};
 pub use dims::{ConvDims, GdnDims, MAX_CONV_WIDTH, MAX_HEAD_DIM, MIN_CONV_WIDTH};
 pub use error::{Error, NamedShape, Result};
 pub use half::{bf16, f16};
@@ -37,4 +37,4 @@ pub use layout::{
 };
 pub use ops::Checked;
 pub use rows::{DType, Data, DataMut, Rows, RowsMut};
-pub use seqlens::{CuSeqlens, PAD_SLOT, StateIndices};
+pub use seqlens::{CuSeqlens, PAD_SLOT, StateIndices, is_chain};

@@ -16,12 +16,14 @@ pub enum DType {
 }
 
 impl DType {
-    /// Rounds to this dtype (nearest even) and back.
+    /// Rounds to this dtype (nearest even) and back. What lies beyond the largest number becomes an infinity, as IEEE
+    /// 754 has it; nothing saturates.
     ///
     /// ```
     /// use undraft_core::DType;
     /// assert_eq!(DType::Bf16.round(1.00390625), 1.0);
     /// assert_eq!(DType::F32.round(1.1), 1.1);
+    /// assert_eq!(DType::F16.round(65_520.0), f32::INFINITY);
     /// ```
     pub fn round(self, x: f32) -> f32 {
         match self {
@@ -93,6 +95,14 @@ impl Data<'_> {
 }
 
 impl DataMut<'_> {
+    /// The same elements for a shorter time.
+    pub fn reborrow(&mut self) -> DataMut<'_> {
+        match self {
+            DataMut::F32(d) => DataMut::F32(d),
+            DataMut::Bf16(d) => DataMut::Bf16(d),
+            DataMut::F16(d) => DataMut::F16(d),
+        }
+    }
     /// Number of elements.
     pub fn len(&self) -> usize {
         match self {
@@ -183,12 +193,7 @@ impl<'a> Rows<'a> {
 impl<'a> RowsMut<'a> {
     /// The same view for a shorter time.
     pub fn reborrow(&mut self) -> RowsMut<'_> {
-        let data = match &mut self.data {
-            DataMut::F32(d) => DataMut::F32(d),
-            DataMut::Bf16(d) => DataMut::Bf16(d),
-            DataMut::F16(d) => DataMut::F16(d),
-        };
-        RowsMut { data, row_stride: self.row_stride }
+        RowsMut { data: self.data.reborrow(), row_stride: self.row_stride }
     }
     /// A view with the given stride.
     pub fn new(data: impl Into<DataMut<'a>>, row_stride: usize) -> Self {

@@ -55,6 +55,34 @@ impl<'a> CuSeqlens<'a> {
     }
 }
 
+/// Whether a window is a chain: every token's parent is the one before it.
+///
+/// ```
+/// use undraft_core::is_chain;
+/// assert!(is_chain(&[]) && is_chain(&[-1, 0, 1]));
+/// assert!(!is_chain(&[-1, 0, 0]));
+/// ```
+pub fn is_chain(parents: &[i32]) -> bool {
+    parents.iter().enumerate().all(|(position, &parent)| parent == position as i32 - 1)
+}
+
+/// Checks `parents`: empty (chains), or `[num_tokens]` with -1 or an earlier position of the same window.
+pub(crate) fn check_parents(parents: &[i32], seqs: &CuSeqlens<'_>) -> Result<()> {
+    if parents.is_empty() {
+        return Ok(());
+    }
+    crate::error::check_len("parents", parents.len(), &[("num_tokens", seqs.num_tokens())])?;
+    for seq in 0..seqs.num_seqs() {
+        for (position, token) in seqs.range(seq).enumerate() {
+            let got = parents[token];
+            if got < -1 || i64::from(got) >= position as i64 {
+                return Err(Error::Parent { token, position, got });
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Checked `state_indices`: `[num_seqs]`, each -1 or a slot, no slot twice.
 #[derive(Clone, Copy, Debug)]
 pub struct StateIndices<'a>(&'a [i32]);

@@ -58,11 +58,12 @@ fn recurrent(criterion: &mut Criterion) {
                     rounding: Rounding::F32,
                     cu_seqlens: &cu_seqlens,
                     state_indices: &[slot as i32],
+                    parents: &[],
                 };
                 let args = FusedRecurrentArgs {
                     inputs,
                     num_slots: NUM_SLOTS,
-                    state: &mut state,
+                    state: (&mut state[..]).into(),
                     log: Some(DeltaLogMut {
                         k: &mut log_k,
                         decay: &mut log_decay,
@@ -70,6 +71,7 @@ fn recurrent(criterion: &mut Criterion) {
                         max_tokens: t,
                     }),
                     num_pending: &[num_pending],
+                    pending_path: &[],
                     capture: if keeps_log { CaptureMut::DeltaLog } else { CaptureMut::Final },
                     out: RowsMut::new(&mut out[..], dims.value_dim()),
                 };

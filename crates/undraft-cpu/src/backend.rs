@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use undraft_core::ops::{
-    CausalConv1dUpdateArgs, ChunkGatedDeltaRuleArgs, CommitStatesArgs, FusedGdnGatingArgs, FusedRecurrentArgs,
-    RmsNormGatedArgs,
+    CausalConv1dFnArgs, CausalConv1dUpdateArgs, ChunkGatedDeltaRuleArgs, CommitStatesArgs, FusedGdnGatingArgs,
+    FusedRecurrentArgs, RmsNormGatedArgs,
 };
-use undraft_core::{Backend, Caps, Capture, Checked, DType, MAX_HEAD_DIM, Op, Result};
+use undraft_core::{Backend, Caps, Capture, Checked, DType, DecayShape, MAX_HEAD_DIM, Op, Result};
 
 use crate::executor::{Executor, Serial};
 use crate::kernels::{self, Workspace};
@@ -49,6 +49,9 @@ impl CpuBackend {
             io: &[DType::F32, DType::Bf16, DType::F16],
             captures: &[Capture::DeltaLog, Capture::PerToken, Capture::Final],
             max_head_dim: MAX_HEAD_DIM,
+            states: &[DType::F32, DType::Bf16, DType::F16],
+            decay_shapes: &[DecayShape::PerHead, DecayShape::PerChannel],
+            trees: true,
         };
         Self { token, executor: Arc::new(Serial), workspace: Mutex::default(), caps }
     }
@@ -121,11 +124,23 @@ impl Backend for CpuBackend {
         kernels::causal_conv1d_update(self.token, &*self.executor, args);
         Ok(())
     }
+    fn causal_conv1d_fn(&self, args: Checked<CausalConv1dFnArgs<'_>>) -> Result<()> {
+        kernels::causal_conv1d_fn(self.token, &*self.executor, args);
+        Ok(())
+    }
     fn fused_recurrent_gated_delta_rule(&self, args: Checked<FusedRecurrentArgs<'_>>) -> Result<()> {
         self.with_workspace(|ws| kernels::fused_recurrent_gated_delta_rule(self.token, &*self.executor, ws, args));
         Ok(())
     }
     fn chunk_gated_delta_rule(&self, args: Checked<ChunkGatedDeltaRuleArgs<'_>>) -> Result<()> {
+        let ChunkGatedDeltaRuleArgs { inputs, state, checkpoints, .. } = args.get();
+        if state.dtype() != DType::F32 || checkpoints.is_some() || inputs.dims.decay_dim() != 1 {
+            return Err(undraft_core::Error::Unsupported {
+                backend: self.caps.backend,
+                what: "`chunk_gated_delta_rule` with 16-bit states, checkpoints or a decay per channel".into(),
+                hint: "use `fused_recurrent_gated_delta_rule`",
+            });
+        }
         self.with_workspace(|ws| kernels::chunk_gated_delta_rule(self.token, &*self.executor, ws, args));
         Ok(())
     }

@@ -28,7 +28,7 @@ pub fn tolerance(op: Op, tensor: Tensor, io: DType, io_rounding: bool) -> Tolera
     let in_f32 = match op {
         Op::FusedGdnGating => 2e-7,
         Op::CommitStates => 3e-7,
-        Op::CausalConv1dUpdate | Op::RmsNormGated => 1e-6,
+        Op::CausalConv1dUpdate | Op::CausalConv1dFn | Op::RmsNormGated => 1e-6,
         Op::FusedRecurrentGatedDeltaRule => 2e-6,
         Op::ChunkGatedDeltaRule => 3e-6,
     };

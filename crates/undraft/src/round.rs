@@ -280,6 +280,8 @@ impl Call<'_> {
             state: &mut storage.conv_state,
             log: Some(ConvLogMut { x: &mut storage.conv_log, max_tokens: self.max_window }),
             num_pending: &plan.num_pending[1],
+            pending_path: &[],
+            parents: &[],
             capture: if final_capture { Capture::Final } else { Capture::DeltaLog },
             out: RowsMut::new(&mut out[..plan.num_tokens() * channels], channels),
         }
@@ -305,13 +307,14 @@ impl Call<'_> {
             rounding: layer.rounding,
             cu_seqlens: &plan.cu_seqlens,
             state_indices: &plan.state_indices,
+            parents: &[],
         };
         let with_log = !storage.log_k.is_empty();
         let captured = plan.slots.len() * self.max_window * dims.state_len();
         FusedRecurrentArgs {
             inputs,
             num_slots: storage.pending.len(),
-            state: &mut storage.recurrent,
+            state: (&mut storage.recurrent[..]).into(),
             log: with_log.then_some(DeltaLogMut {
                 k: &mut storage.log_k,
                 decay: &mut storage.log_decay,
@@ -319,12 +322,14 @@ impl Call<'_> {
                 max_tokens: self.max_window,
             }),
             num_pending: &plan.num_pending[0],
+            pending_path: &[],
             capture: match plan.capture {
                 Capture::Final => CaptureMut::Final,
                 Capture::DeltaLog => CaptureMut::DeltaLog,
-                Capture::PerToken => {
-                    CaptureMut::PerToken { states: &mut storage.captured[..captured], max_tokens: self.max_window }
-                }
+                Capture::PerToken => CaptureMut::PerToken {
+                    states: (&mut storage.captured[..captured]).into(),
+                    max_tokens: self.max_window,
+                },
             },
             out,
         }

@@ -1,12 +1,13 @@
 //! Causal depthwise convolution over the tokens of a window, with the state before it kept.
 
 use super::Checked;
-use crate::capture::Capture;
+use super::fused_recurrent_gated_delta_rule::check_tree;
+use crate::capture::{Capture, check_path};
 use crate::conventions::Activation;
 use crate::dims::ConvDims;
 use crate::error::{Error, Result, check_len};
 use crate::rows::{Rows, RowsMut};
-use crate::seqlens::{CuSeqlens, StateIndices};
+use crate::seqlens::{CuSeqlens, StateIndices, check_parents};
 
 /// The raw inputs of a window, so that the convolution's state can be taken back.
 #[derive(Debug)]
@@ -28,8 +29,9 @@ pub struct ConvLogMut<'a> {
 /// | `out` | `[num_tokens, C]` | f32, bf16, f16 | out |
 ///
 /// `y[t, c] = act(bias[c] + sum_j weight[j, c] * x[t - W + 1 + j, c])`, taps in rising order, one FMA each, the same
-/// for every position of a window. The first `num_pending[s]` entries of the slot's log are first moved into `state`
-/// (they are kept tokens of the window before). Then, with [`Capture::Final`], the window moves `state` on; with
+/// for every position of a window; in a draft tree the inputs before a token are those of its ancestors. The first
+/// `num_pending[s]` entries of the slot's log, or those that `pending_path` lists, are first moved into `state` (they are
+/// kept tokens of the window before). Then, with [`Capture::Final`], the window moves `state` on; with
 /// [`Capture::DeltaLog`] its inputs go into the log and `state` stays.
 #[derive(Debug)]
 pub struct CausalConv1dUpdateArgs<'a> {
@@ -55,6 +57,10 @@ pub struct CausalConv1dUpdateArgs<'a> {
     pub log: Option<ConvLogMut<'a>>,
     /// `[num_seqs]`, or empty for none.
     pub num_pending: &'a [u32],
+    /// Which log entries are moved, `[num_seqs, log.max_tokens]`, rising; empty: the first ones.
+    pub pending_path: &'a [u32],
+    /// Draft trees, `[num_tokens]`; see [`super::DeltaRuleInputs::parents`]. Empty: every window is a chain.
+    pub parents: &'a [i32],
     /// `DeltaLog` (take-back) or `Final`.
     pub capture: Capture,
     /// Outputs.
@@ -65,7 +71,8 @@ impl<'a> CausalConv1dUpdateArgs<'a> {
     /// Checks shapes, sequences, slots and capacities.
     ///
     /// Facts for kernels: every sequence's tokens lie in `x` and `out`; every slot lies in `state` and `log` and stands
-    /// once; windows and `num_pending` fit `log.max_tokens` where they use it.
+    /// once; windows, `num_pending` and `pending_path` fit `log.max_tokens` where they use it; parents lie before their
+    /// children, and trees have capture `DeltaLog`.
     ///
     /// # Errors
     /// [`Error`] naming the argument.
@@ -86,6 +93,10 @@ impl<'a> CausalConv1dUpdateArgs<'a> {
         }
         let capacity = self.log.as_ref().map(|l| l.max_tokens);
         check_window(&seqs, self.state_indices, self.num_pending, self.capture, capacity)?;
+        let max_tokens = capacity.unwrap_or(0);
+        check_path("pending_path", self.pending_path, self.state_indices, self.num_pending, max_tokens)?;
+        check_parents(self.parents, &seqs)?;
+        check_tree(&seqs, self.parents, self.capture)?;
         if self.capture == Capture::PerToken {
             return Err(Error::Unsupported {
                 backend: "any",

@@ -2,21 +2,24 @@
 
 use super::Checked;
 use super::fused_recurrent_gated_delta_rule::check_states;
-use crate::capture::DeltaLogMut;
+use crate::capture::{DeltaLogMut, check_path};
 use crate::dims::GdnDims;
 use crate::error::{Error, Result, check_len};
+use crate::rows::DataMut;
 use crate::seqlens::StateIndices;
 
-/// Arguments of `commit_states`: the first `num_kept[s]` tokens of each slot's log go into its state.
+/// Arguments of `commit_states`: the first `num_kept[s]` tokens of each slot's log, or a path through a draft tree, go into
+/// its state.
 ///
 /// | name | shape | dtype | direction |
 /// | --- | --- | --- | --- |
-/// | `state` | `[num_slots, HV, V, K]` | f32 | in, out |
+/// | `state` | `[num_slots, HV, V, K]` | f32, bf16, f16 | in, out |
 /// | `log` | see [`DeltaLogMut`] | f32 | in |
 /// | `state_indices` | `[num_seqs]`, -1 = padding | i32 | in |
 /// | `num_kept` | `[num_seqs]`, `0..=max_tokens` | u32 | in |
+/// | `path` | `[num_seqs, log.max_tokens]` or empty | u32 | in |
 ///
-/// `S = S * decay`, then `S = fma(delta, k, S)`, in token order: bit for bit the state that decoding those tokens one
+/// `S = S * decay`, then `S = fma(delta, k, S)` (a 16-bit state is then rounded), in token order: bit for bit the state that decoding those tokens one
 /// by one would have left.
 #[derive(Debug)]
 pub struct CommitStatesArgs<'a> {
@@ -27,13 +30,15 @@ pub struct CommitStatesArgs<'a> {
     /// Number of slots in `state`.
     pub num_slots: usize,
     /// States.
-    pub state: &'a mut [f32],
+    pub state: DataMut<'a>,
     /// The log.
     pub log: DeltaLogMut<'a>,
     /// Slots.
     pub state_indices: &'a [i32],
     /// Tokens that stay.
     pub num_kept: &'a [u32],
+    /// Which log entries those are, rising; empty: the first ones.
+    pub path: &'a [u32],
 }
 
 impl<'a> CommitStatesArgs<'a> {
@@ -57,6 +62,7 @@ impl<'a> CommitStatesArgs<'a> {
                 });
             }
         }
+        check_path("path", self.path, self.state_indices, self.num_kept, self.log.max_tokens)?;
         Ok(Checked::new(self))
     }
 }

@@ -2,12 +2,12 @@
 
 use super::Checked;
 use super::causal_conv1d_update::check_window;
-use crate::capture::{Capture, CaptureMut, DeltaLogMut};
-use crate::conventions::{Beta, Decay, HeadMap, QkNorm, Rounding};
+use crate::capture::{Capture, CaptureMut, DeltaLogMut, check_path};
+use crate::conventions::{Beta, Decay, DecayShape, HeadMap, QkNorm, Rounding};
 use crate::dims::GdnDims;
 use crate::error::{Error, Result, check_len};
-use crate::rows::{Rows, RowsMut};
-use crate::seqlens::{CuSeqlens, StateIndices};
+use crate::rows::{DataMut, Rows, RowsMut};
+use crate::seqlens::{CuSeqlens, StateIndices, check_parents, is_chain};
 
 /// What the recurrent and the chunked form read.
 ///
@@ -15,9 +15,11 @@ use crate::seqlens::{CuSeqlens, StateIndices};
 /// | --- | --- | --- |
 /// | `q`, `k` | `[num_tokens, H, K]`, heads contiguous in a row | f32, bf16, f16 |
 /// | `v` | `[num_tokens, HV, V]`, heads contiguous in a row | f32, bf16, f16 |
-/// | `decay`, `beta` | `[num_tokens, HV]` | f32 |
+/// | `decay` | `[num_tokens, HV]`, with [`DecayShape::PerChannel`] `[num_tokens, HV, K]` | f32 |
+/// | `beta` | `[num_tokens, HV]` | f32 |
 /// | `cu_seqlens` | `[num_seqs + 1]` | i32 |
 /// | `state_indices` | `[num_seqs]`, -1 = padding | i32 |
+/// | `parents` | `[num_tokens]` or empty | i32 |
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaRuleInputs<'a> {
     /// Sizes.
@@ -44,6 +46,9 @@ pub struct DeltaRuleInputs<'a> {
     pub cu_seqlens: &'a [i32],
     /// Slots.
     pub state_indices: &'a [i32],
+    /// Draft trees: the token, by its position in the sequence's window, that a token follows; -1 = the committed state.
+    /// Parents come before their children. Empty: every window is a chain.
+    pub parents: &'a [i32],
 }
 
 impl DeltaRuleInputs<'_> {
@@ -62,14 +67,20 @@ impl DeltaRuleInputs<'_> {
         self.v.check("v", n, self.dims.value_dim())?;
         let hv = ("num_v_heads", self.dims.num_v_heads());
         let per_head = [("num_tokens", n), hv];
+        let per_channel = [("num_tokens", n), hv, ("head_k_dim", self.dims.head_k_dim())];
+        let of_decay = match self.dims.decay_shape() {
+            DecayShape::PerHead => &per_channel[..2],
+            DecayShape::PerChannel => &per_channel,
+        };
         match self.decay {
-            Decay::Log(g) | Decay::Linear(g) | Decay::NegLog(g) => check_len("decay", g.len(), &per_head)?,
+            Decay::Log(g) | Decay::Linear(g) | Decay::NegLog(g) => check_len("decay", g.len(), of_decay)?,
             Decay::Gate { a, a_log, dt_bias } => {
-                check_len("a", a.len(), &per_head)?;
+                check_len("a", a.len(), of_decay)?;
                 check_len("A_log", a_log.len(), &[hv])?;
-                check_len("dt_bias", dt_bias.len(), &[hv])?;
+                check_len("dt_bias", dt_bias.len(), &of_decay[1..])?;
             }
         }
+        check_parents(self.parents, &seqs)?;
         match self.beta {
             Beta::Value(b) | Beta::Logit(b) => check_len("beta", b.len(), &per_head)?,
         }
@@ -89,9 +100,10 @@ impl DeltaRuleInputs<'_> {
 ///
 /// | name | shape | dtype | direction |
 /// | --- | --- | --- | --- |
-/// | `state` | `[num_slots, HV, V, K]` | f32 | in, out |
+/// | `state` | `[num_slots, HV, V, K]` | f32, bf16, f16 | in, out |
 /// | `log` | see [`DeltaLogMut`] | f32 | in, out |
 /// | `num_pending` | `[num_seqs]` or empty | u32 | in |
+/// | `pending_path` | `[num_seqs, log.max_tokens]` or empty | u32 | in |
 /// | `out` | `[num_tokens, HV, V]` | f32, bf16, f16 | out |
 ///
 /// Per value head and row `i` of V (design: the recurrence), in this order and with these roundings:
@@ -102,10 +114,15 @@ impl DeltaRuleInputs<'_> {
 /// delta   = (v[i] - p) * beta
 /// S[i][j] = fma(delta, k[j], S[i][j])
 /// o[i]    = scale * sum_j S[i][j] * q[j]
+/// S[i][j] = round(S[i][j])                  with a 16-bit state alone
 /// ```
 ///
-/// First the `num_pending[s]` oldest entries of the slot's log are replayed into the state (the kept tokens of the
-/// window before) and the state is stored; then the window runs, and `capture` says what it leaves.
+/// The arithmetic is f32 with every dtype of the state. A 16-bit state is rounded to nearest even after every token, in
+/// every mode; numbers beyond its range become infinities (and then NaN), nothing saturates.
+///
+/// First the `num_pending[s]` oldest entries of the slot's log, or those that `pending_path` lists, are replayed into the
+/// state (the kept tokens of the window before) and the state is stored; then the window runs, and `capture` says what
+/// it leaves. In a draft tree each token starts from the state after its parent.
 #[derive(Debug)]
 pub struct FusedRecurrentArgs<'a> {
     /// What is read.
@@ -113,11 +130,13 @@ pub struct FusedRecurrentArgs<'a> {
     /// Number of slots in `state`.
     pub num_slots: usize,
     /// States.
-    pub state: &'a mut [f32],
+    pub state: DataMut<'a>,
     /// Log; needed with [`CaptureMut::DeltaLog`] and where `num_pending` is not zero.
     pub log: Option<DeltaLogMut<'a>>,
     /// Kept tokens of the window before that are not in the state yet.
     pub num_pending: &'a [u32],
+    /// Which log entries those are, rising; empty: the first ones.
+    pub pending_path: &'a [u32],
     /// What the window leaves.
     pub capture: CaptureMut<'a>,
     /// Outputs.
@@ -128,7 +147,8 @@ impl<'a> FusedRecurrentArgs<'a> {
     /// Checks shapes, sequences, slots and capacities.
     ///
     /// Facts for kernels: every sequence's tokens lie in q, k, v, decay, beta and out; every slot lies in `state` and
-    /// `log` and stands once; windows and `num_pending` fit the log or the captured states where they use them.
+    /// `log` and stands once; windows, `num_pending` and `pending_path` fit the log or the captured states where they use
+    /// them; parents lie before their children; trees have a capture that keeps the state.
     ///
     /// # Errors
     /// [`Error`] naming the argument; nothing was touched.
@@ -146,6 +166,14 @@ impl<'a> FusedRecurrentArgs<'a> {
             CaptureMut::PerToken { states, max_tokens } => {
                 let outer = [("num_seqs", seqs.num_seqs()), ("max_tokens", *max_tokens)];
                 check_states("capture.states", states.len(), &outer, &dims)?;
+                if states.dtype() != self.state.dtype() {
+                    return Err(Error::DType {
+                        arg: "capture.states",
+                        got: states.dtype(),
+                        of_arg: "state",
+                        expected: self.state.dtype(),
+                    });
+                }
                 for seq in 0..seqs.num_seqs() {
                     let got = seqs.range(seq).len();
                     if self.inputs.state_indices[seq] != crate::PAD_SLOT && got > *max_tokens {
@@ -157,8 +185,24 @@ impl<'a> FusedRecurrentArgs<'a> {
         };
         let capacity = self.log.as_ref().map(|l| l.max_tokens);
         check_window(&seqs, self.inputs.state_indices, self.num_pending, kind, capacity)?;
+        let max_tokens = capacity.unwrap_or(0);
+        check_path("pending_path", self.pending_path, self.inputs.state_indices, self.num_pending, max_tokens)?;
+        check_tree(&seqs, self.inputs.parents, kind)?;
         Ok(Checked::new(self))
     }
+}
+
+/// A draft tree needs the state before it for as long as it is undecided.
+pub(super) fn check_tree(seqs: &CuSeqlens<'_>, parents: &[i32], capture: Capture) -> Result<()> {
+    let chain = |seq| is_chain(&parents[seqs.range(seq)]);
+    if capture == Capture::Final && !parents.is_empty() && !(0..seqs.num_seqs()).all(chain) {
+        return Err(Error::Unsupported {
+            backend: "any",
+            what: "a draft tree with capture `Final`".into(),
+            hint: "use `DeltaLog`, which keeps the state until a path is chosen",
+        });
+    }
+    Ok(())
 }
 
 /// `[outer.., HV, V, K]`.

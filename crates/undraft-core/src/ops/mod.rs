@@ -1,5 +1,6 @@
 //! Argument structs of the operations, one file an operation; `check` turns one into [`Checked`].
 
+mod causal_conv1d_fn;
 mod causal_conv1d_update;
 mod chunk_gated_delta_rule;
 mod commit_states;
@@ -7,8 +8,9 @@ mod fused_gdn_gating;
 mod fused_recurrent_gated_delta_rule;
 mod rms_norm_gated;
 
+pub use causal_conv1d_fn::CausalConv1dFnArgs;
 pub use causal_conv1d_update::{CausalConv1dUpdateArgs, ConvLogMut};
-pub use chunk_gated_delta_rule::ChunkGatedDeltaRuleArgs;
+pub use chunk_gated_delta_rule::{CheckpointsMut, ChunkGatedDeltaRuleArgs};
 pub use commit_states::CommitStatesArgs;
 pub use fused_gdn_gating::FusedGdnGatingArgs;
 pub use fused_recurrent_gated_delta_rule::{DeltaRuleInputs, FusedRecurrentArgs};

@@ -79,7 +79,8 @@ pub(crate) fn chunk_gated_delta_rule(
     workspace: &mut Workspace,
     args: Checked<ChunkGatedDeltaRuleArgs<'_>>,
 ) {
-    let ChunkGatedDeltaRuleArgs { inputs, num_slots: _, state, out } = args.into_inner();
+    let ChunkGatedDeltaRuleArgs { inputs, num_slots: _, state, checkpoints: _, out } = args.into_inner();
+    let undraft_core::DataMut::F32(state) = state else { return };
     let dims = inputs.dims;
     let (h, hv, v_dim) = (dims.num_k_heads(), dims.num_v_heads(), dims.head_v_dim());
     let num_tokens = inputs.cu_seqlens[inputs.cu_seqlens.len() - 1] as usize;

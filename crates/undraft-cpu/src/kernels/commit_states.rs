@@ -5,6 +5,7 @@ use undraft_core::ops::CommitStatesArgs;
 
 use super::fused_recurrent_gated_delta_rule::{Call, SharedCapture};
 use super::prepare::Workspace;
+use super::states::SharedStates;
 use crate::executor::Executor;
 use crate::shared::SharedMut;
 use crate::simd::Token;
@@ -16,8 +17,9 @@ pub(crate) fn commit_states(
     args: Checked<CommitStatesArgs<'_>>,
 ) {
     let args = args.into_inner();
-    let Workspace { window, pending, no_tokens, .. } = workspace;
-    pending.prepare(&args.dims, args.state_indices, args.num_kept, Some(&args.log));
+    let Workspace { window, pending, no_tokens, tree, tree_states, .. } = workspace;
+    tree.prepare(&[], &[]);
+    pending.prepare(&args.dims, args.state_indices, args.num_kept, args.path, Some(&args.log));
     no_tokens.clear();
     no_tokens.resize(args.state_indices.len() + 1, 0);
     Call {
@@ -29,11 +31,12 @@ pub(crate) fn commit_states(
         state_indices: args.state_indices,
         window,
         pending,
-        state: SharedMut::new(args.state),
+        tree,
+        state: SharedStates::new(args.state),
         log_delta: Some((SharedMut::new(args.log.delta), args.log.max_tokens)),
         capture: SharedCapture::DeltaLog,
         out: SharedMut::new(&mut []),
         out_stride: 0,
     }
-    .run(executor);
+    .run(executor, tree_states);
 }

@@ -4,9 +4,11 @@
 
 use fearless_simd::Simd;
 use undraft_core::ops::DeltaRuleInputs;
-use undraft_core::{DType, DeltaLogMut, GdnDims, PAD_SLOT, QkNorm, Rounding};
+use undraft_core::{DType, DecayShape, DeltaLogMut, GdnDims, PAD_SLOT, QkNorm, Rounding};
 
+use super::channel_decay::channel_decay;
 use super::rows::read_f32;
+use super::tree::TreePlan;
 use crate::aligned::AlignedBuffer;
 use crate::executor::Executor;
 use crate::shared::SharedMut;
@@ -20,6 +22,9 @@ pub(crate) struct Workspace {
     pub(super) pending: Pending,
     /// Outputs in f32 before they are rounded, `[num_tokens, HV, V]`.
     pub(super) out: AlignedBuffer,
+    pub(super) tree: TreePlan,
+    /// States of tokens that wait for a child: each task's `[num_buffers, rows of a block, KP]`.
+    pub(super) tree_states: AlignedBuffer,
     /// Scratch of the chunked form.
     pub(super) chunk: AlignedBuffer,
     /// `cu_seqlens` of a call without tokens.
@@ -35,7 +40,7 @@ pub(super) struct Window {
     pub(super) k: AlignedBuffer,
     /// `[num_tokens, HV, V]`.
     pub(super) v: AlignedBuffer,
-    /// `[num_tokens, HV]`.
+    /// `[num_tokens, HV, decay_stride(dims)]`.
     pub(super) decay: AlignedBuffer,
     /// `[num_tokens, HV]`.
     pub(super) beta: AlignedBuffer,
@@ -48,8 +53,10 @@ pub(super) struct Pending {
     pub(super) offsets: Vec<usize>,
     /// `[num_pending, H, KP]`.
     pub(super) k: AlignedBuffer,
-    /// `[num_pending, HV]`.
+    /// `[num_pending, HV, decay_stride(dims)]`.
     pub(super) decay: AlignedBuffer,
+    /// Entries of the slot's log, `[num_pending]`.
+    pub(super) entries: Vec<usize>,
 }
 
 /// Vectors that a row of K elements takes. A size of its own is compiled for each of these.
@@ -61,6 +68,14 @@ pub(super) fn num_chunks(head_k_dim: usize) -> usize {
 /// Elements of a padded key, `KP`.
 pub(super) fn padded_k(head_k_dim: usize) -> usize {
     num_chunks(head_k_dim) * LANES
+}
+
+/// Elements of a value head's prepared decay: 1, or `KP` where each channel has its own (padded with 1).
+pub(super) fn decay_stride(dims: &GdnDims) -> usize {
+    match dims.decay_shape() {
+        DecayShape::PerHead => 1,
+        DecayShape::PerChannel => padded_k(dims.head_k_dim()),
+    }
 }
 
 /// Sum of squares of a padded vector, in the kernels' order.
@@ -105,7 +120,8 @@ impl Window {
         let q = SharedMut::new(self.q.resized(num_tokens * h * kp));
         let k = SharedMut::new(self.k.resized(num_tokens * h * kp));
         let v = SharedMut::new(self.v.resized(num_tokens * dims.value_dim()));
-        let decay = SharedMut::new(self.decay.resized(num_tokens * hv));
+        let ds = decay_stride(&dims);
+        let decay = SharedMut::new(self.decay.resized(num_tokens * hv * ds));
         let beta = SharedMut::new(self.beta.resized(num_tokens * hv));
         executor.run(num_tokens, &|t| {
             for (rows, to) in [(&inputs.q, &q), (&inputs.k, &k)] {
@@ -121,11 +137,18 @@ impl Window {
             // SAFETY: as above.
             let (v, decay, beta) = unsafe {
                 let heads = t * hv..(t + 1) * hv;
-                (v.part(t * dims.value_dim()..(t + 1) * dims.value_dim()), decay.part(heads.clone()), beta.part(heads))
+                let decay = decay.part(heads.start * ds..heads.end * ds);
+                (v.part(t * dims.value_dim()..(t + 1) * dims.value_dim()), decay, beta.part(heads))
             };
             read_f32(&inputs.v, t, 0, v);
             for head in 0..hv {
-                decay[head] = inputs.decay.factor(t * hv + head, head);
+                match dims.decay_shape() {
+                    DecayShape::PerHead => decay[head] = inputs.decay.factor(&dims, t, head, 0),
+                    DecayShape::PerChannel => {
+                        let to = &mut decay[head * ds..(head + 1) * ds];
+                        channel_decay(token, &dims, &inputs.decay, t, head, to);
+                    }
+                }
                 beta[head] = round_to.round(inputs.beta.value(t * hv + head));
             }
         });
@@ -133,14 +156,16 @@ impl Window {
 }
 
 impl Pending {
-    /// Copies the first `num_pending[s]` log entries of each sequence's slot.
+    /// Copies the `num_pending[s]` log entries of each sequence's slot that `path` lists, or the first ones.
     pub(super) fn prepare(
         &mut self,
         dims: &GdnDims,
         state_indices: &[i32],
         num_pending: &[u32],
+        path: &[u32],
         log: Option<&DeltaLogMut<'_>>,
     ) {
+        self.entries.clear();
         self.offsets.clear();
         self.offsets.push(0);
         let mut total = 0;
@@ -152,18 +177,29 @@ impl Pending {
         let (h, hv, k_dim) = (dims.num_k_heads(), dims.num_v_heads(), dims.head_k_dim());
         let kp = padded_k(k_dim);
         let k = self.k.resized(total * h * kp);
-        let decay = self.decay.resized(total * hv);
+        let (d_dim, ds) = (dims.decay_dim(), decay_stride(dims));
+        let decay = self.decay.resized(total * hv * ds);
         for (seq, &slot) in state_indices.iter().enumerate() {
             let range = self.offsets[seq]..self.offsets[seq + 1];
             let first = slot.max(0) as usize * log.max_tokens;
-            for (entry, to) in (first..).zip(range) {
+            for (position, to) in range.enumerate() {
+                let entry = match path {
+                    [] => position,
+                    path => path[seq * log.max_tokens + position] as usize,
+                };
+                self.entries.push(entry);
+                let entry = first + entry;
                 let from = &log.k[entry * h * k_dim..(entry + 1) * h * k_dim];
                 let to_k = &mut k[to * h * kp..(to + 1) * h * kp];
                 for (from, to) in from.chunks_exact(k_dim).zip(to_k.chunks_exact_mut(kp)) {
                     to[..k_dim].copy_from_slice(from);
                     to[k_dim..].fill(0.0);
                 }
-                decay[to * hv..(to + 1) * hv].copy_from_slice(&log.decay[entry * hv..(entry + 1) * hv]);
+                let from = log.decay[entry * hv * d_dim..(entry + 1) * hv * d_dim].chunks_exact(d_dim);
+                for (from, to) in from.zip(decay[to * hv * ds..(to + 1) * hv * ds].chunks_exact_mut(ds)) {
+                    to[..d_dim].copy_from_slice(from);
+                    to[d_dim..].fill(1.0);
+                }
             }
         }
     }

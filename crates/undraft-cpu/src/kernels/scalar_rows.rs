@@ -1,5 +1,8 @@
 //! Rows of the state in plain loops: the order of operations written out, lane by lane.
 
+use undraft_core::DType;
+
+use super::factor::Factor;
 use super::state_rows::{Entry, Row, RowKernel, Rows, Token};
 use crate::simd::{LANES, software_fma};
 
@@ -9,24 +12,27 @@ pub(super) struct Loops;
 
 impl RowKernel for Loops {
     #[inline(never)]
-    fn replay<const CH: usize>(self, row: &mut Row<CH>, entries: &[Entry<'_, CH>]) {
+    fn replay<const CH: usize, F: Factor<CH>>(self, row: &mut Row<CH>, entries: &[Entry<'_, CH, F>], state: DType) {
         for entry in entries {
-            for (x, k) in row.iter_mut().zip(entry.k) {
-                let decayed = x.map(|x| x * entry.decay);
-                software_fma(&[entry.delta; LANES], k, &decayed, x);
+            for c in 0..CH {
+                let decayed = times(&row[c], &entry.decay.lanes(c));
+                software_fma(&[entry.delta; LANES], &entry.k[c], &decayed, &mut row[c]);
             }
+            self.round(row, state);
         }
     }
 
     #[inline(never)]
-    fn token<const CH: usize>(self, token: Token<'_, CH>, rows: Rows<'_, CH>) {
+    fn token<const CH: usize, F: Factor<CH>>(self, token: Token<'_, CH, F>, rows: Rows<'_, CH>) {
         let Rows { v, from, to, out, mut delta, ahead: _ } = rows;
         for r in 0..v.len() {
             if let Some(from) = from {
                 to[r] = from[r];
             }
             let row = &mut to[r];
-            row.as_flattened_mut().iter_mut().for_each(|x| *x *= token.decay);
+            for c in 0..CH {
+                row[c] = times(&row[c], &token.decay.lanes(c));
+            }
             let d = (v[r] - dot(row, token.k)) * token.beta;
             for (x, k) in row.iter_mut().zip(token.k) {
                 let before = *x;
@@ -38,6 +44,16 @@ impl RowKernel for Loops {
             }
         }
     }
+
+    fn round(self, rows: &mut [[f32; LANES]], to: DType) {
+        if to != DType::F32 {
+            rows.as_flattened_mut().iter_mut().for_each(|x| *x = to.round(*x));
+        }
+    }
+}
+
+fn times(a: &[f32; LANES], b: &[f32; LANES]) -> [f32; LANES] {
+    std::array::from_fn(|i| a[i] * b[i])
 }
 
 /// Even vectors into one sum, odd ones into another; then lane i with i + 8, i + 4, i + 2, and the last two.

@@ -1,6 +1,13 @@
 //! The recurrence over a few rows of one head's state, which stay in the first-level cache from the first replayed token
 //! to the last new one.
 
+use std::ops::Range;
+
+use undraft_core::DType;
+
+use super::factor::{DecayKind, Factor};
+use super::states::SharedStates;
+use super::tree::Step;
 use crate::shared::SharedMut;
 use crate::simd::{Ahead, LANES};
 
@@ -10,11 +17,11 @@ pub(super) struct Head<'a> {
     pub(super) v_dim: usize,
     /// Elements between two tokens of the padded q and k, `H * KP`.
     pub(super) k_stride: usize,
-    /// First entry to replay, and how many: `[num, H, KP]` keys of the head's key head, `[num, HV]` decay.
+    /// What to replay: `[num, H, KP]` keys of the head's key head, `[num, HV, decay]` decay, and the entries of the log.
     pub(super) pending_k: &'a [f32],
     pub(super) pending_decay: &'a [f32],
-    pub(super) num_pending: usize,
-    /// The window: `[T, H, KP]` from the head's key head on, `[T, HV]` and `[T, HV, V]` from the value head on.
+    pub(super) pending_entries: &'a [usize],
+    /// The window: `[T, H, KP]` from the head's key head on, `[T, HV, ..]` from the value head on.
     pub(super) q: &'a [f32],
     pub(super) k: &'a [f32],
     pub(super) v: &'a [f32],
@@ -22,10 +29,13 @@ pub(super) struct Head<'a> {
     pub(super) beta: &'a [f32],
     pub(super) num_tokens: usize,
     pub(super) scale: f32,
-    /// Elements between two tokens of decay and beta, `HV`.
+    /// Elements between two tokens of beta, `HV`, and of decay.
     pub(super) num_v_heads: usize,
+    pub(super) decay_stride: usize,
+    /// Of a draft tree.
+    pub(super) tree: Option<Tree<'a>>,
     /// The head's state `[V, K]` starts here.
-    pub(super) state: SharedMut<'a, f32>,
+    pub(super) state: SharedStates<'a>,
     pub(super) state_start: usize,
     /// `[max_tokens, HV, V]` of the slot, from the value head on: read for the replay, then written by the window.
     pub(super) log_delta: Option<(SharedMut<'a, f32>, usize)>,
@@ -36,6 +46,16 @@ pub(super) struct Head<'a> {
     pub(super) out_stride: usize,
 }
 
+/// A window whose tokens do not all follow the one before.
+#[derive(Clone, Copy)]
+pub(super) struct Tree<'a> {
+    /// `[T]`.
+    pub(super) steps: &'a [Step],
+    /// This task's buffers start here: `[num_buffers, BLOCK, KP]`.
+    pub(super) states: SharedMut<'a, f32>,
+    pub(super) start: usize,
+}
+
 /// What becomes of the state after each token.
 #[derive(Clone, Copy)]
 pub(super) enum WriteBack<'a> {
@@ -44,12 +64,12 @@ pub(super) enum WriteBack<'a> {
     /// The deltas go into the log.
     DeltaLog,
     /// Stored after each token: state of token t at `start + t * stride`, stride `HV * V * K`.
-    PerToken { states: SharedMut<'a, f32>, start: usize, stride: usize },
+    PerToken { states: SharedStates<'a>, start: usize, stride: usize },
 }
 
 /// Rows that are taken through all tokens before the next ones: few enough to stay in the first-level cache, many enough
 /// that the chain of one row's tokens hides behind the others'.
-const BLOCK: usize = 16;
+pub(super) const BLOCK: usize = 16;
 
 /// Log entries that are replayed into a row before the next row.
 const ENTRIES: usize = 8;
@@ -59,26 +79,29 @@ pub(super) type Row<const CH: usize> = [[f32; LANES]; CH];
 
 /// Arithmetic on rows: vectors ([`super::vector_rows`]) or plain loops ([`super::scalar_rows`]), with the same bits.
 pub(super) trait RowKernel: Copy {
-    /// `row = fma(delta, k, row * decay)` for one entry after the other.
-    fn replay<const CH: usize>(self, row: &mut Row<CH>, entries: &[Entry<'_, CH>]);
+    /// `row = fma(delta, k, row * decay)`, rounded to the state's dtype, for one entry after the other.
+    fn replay<const CH: usize, F: Factor<CH>>(self, row: &mut Row<CH>, entries: &[Entry<'_, CH, F>], state: DType);
 
-    /// One token for all rows.
-    fn token<const CH: usize>(self, token: Token<'_, CH>, rows: Rows<'_, CH>);
+    /// One token for all rows, without the rounding of the state.
+    fn token<const CH: usize, F: Factor<CH>>(self, token: Token<'_, CH, F>, rows: Rows<'_, CH>);
+
+    /// Rounds to a 16-bit dtype.
+    fn round(self, rows: &mut [[f32; LANES]], to: DType);
 }
 
 /// What a log entry does to one row.
 #[derive(Clone, Copy)]
-pub(super) struct Entry<'a, const CH: usize> {
-    pub(super) decay: f32,
+pub(super) struct Entry<'a, const CH: usize, F> {
+    pub(super) decay: F,
     pub(super) delta: f32,
     pub(super) k: &'a Row<CH>,
 }
 
 /// What a token does to every row of a head.
-pub(super) struct Token<'a, const CH: usize> {
+pub(super) struct Token<'a, const CH: usize, F> {
     pub(super) k: &'a Row<CH>,
     pub(super) q: &'a Row<CH>,
-    pub(super) decay: f32,
+    pub(super) decay: F,
     pub(super) beta: f32,
     pub(super) scale: f32,
 }
@@ -105,7 +128,7 @@ struct Memory<'a, const CH: usize> {
 /// Working memory of a block.
 #[repr(align(64))]
 struct Scratch<const CH: usize> {
-    /// The block's rows where those of the state are not whole vectors.
+    /// The block's rows where those of the state are not f32 in whole vectors.
     base: [Row<CH>; BLOCK],
     /// The block's rows after the last token, where the state itself must stay.
     work: [Row<CH>; BLOCK],
@@ -114,71 +137,102 @@ struct Scratch<const CH: usize> {
 /// Rows `rows` of a head, `CH` vectors a row.
 ///
 /// # Safety
-/// No other thread touches these rows of the head's state, log, captured states and outputs.
+/// No other thread touches these rows of the head's state, log, captured states and outputs, nor the buffers of its tree.
 #[inline(always)]
-pub(super) unsafe fn run_rows<K: RowKernel, const CH: usize>(kernel: K, head: &Head<'_>, rows: std::ops::Range<usize>) {
+pub(super) unsafe fn run_rows<K: RowKernel, D: DecayKind, const CH: usize>(
+    kernel: K,
+    head: &Head<'_>,
+    rows: Range<usize>,
+) {
     let mut scratch = Scratch { base: [[[0.0; LANES]; CH]; BLOCK], work: [[[0.0; LANES]; CH]; BLOCK] };
     let mut first = rows.start;
     while first < rows.end {
         let block = first..rows.end.min(first + BLOCK);
         first = block.end;
         // SAFETY: the block lies in the caller's range.
-        unsafe { run_block(kernel, head, block, &mut scratch) };
+        unsafe { run_block::<K, D, CH>(kernel, head, block, &mut scratch) };
     }
 }
 
 /// # Safety
 /// As [`run_rows`].
 #[inline(always)]
-unsafe fn run_block<K: RowKernel, const CH: usize>(
+unsafe fn run_block<K: RowKernel, D: DecayKind, const CH: usize>(
     kernel: K,
     head: &Head<'_>,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     scratch: &mut Scratch<CH>,
 ) {
     let Head { k_dim, num_tokens, .. } = *head;
     let at = head.state_start + rows.start * k_dim..head.state_start + rows.end * k_dim;
-    // SAFETY: rows of this head's state are this thread's (the caller's promise); this is the only part of the state
-    // that is taken while it lives.
-    let state = unsafe { head.state.part(at.clone()) };
-    let whole = k_dim == CH * LANES;
+    let in_place = match head.state {
+        SharedStates::F32(state) if k_dim == CH * LANES => Some(state),
+        _ => None,
+    };
     let Scratch { base, work } = scratch;
-    if !whole {
-        for (to, from) in base.iter_mut().zip(state.chunks_exact(k_dim)) {
-            to.as_flattened_mut()[..k_dim].copy_from_slice(from);
+    let (base, work) = (&mut base[..rows.len()], &mut work[..rows.len()]);
+    let base = match in_place {
+        // SAFETY: rows of this head's state are this thread's (the caller's promise); this is the only part of the state
+        // that is taken while it lives.
+        Some(state) => unsafe { state.part(at.clone()) }.as_chunks_mut().0.as_chunks_mut().0,
+        None => {
+            // SAFETY: as above.
+            unsafe { head.state.load(at.start, k_dim, base) };
+            base
         }
-    }
-    let work = &mut work[..rows.len()];
-    let base = if whole { state.as_chunks_mut().0.as_chunks_mut().0 } else { &mut base[..rows.len()] };
+    };
     // SAFETY: this block's rows, as above.
-    unsafe { replay(kernel, head, rows.start, base) };
+    unsafe { replay::<K, D, CH>(kernel, head, rows.start, base) };
 
+    let dtype = head.state.dtype();
     for t in 0..num_tokens {
         // While this block is computed, the next one is fetched, an equal share with each token. A single token goes
         // through memory as fast as it comes.
         let share = |t: usize| at.end + if num_tokens > 1 { (at.end - at.start) * t / num_tokens } else { 0 };
         let ahead = Ahead::new(head.state.addresses(share(t)..share(t + 1)));
-        let (from, to) = match head.write {
-            WriteBack::Final => (None, &mut *base),
+        let (from, to) = match (&head.tree, head.write) {
+            // SAFETY: the tree's buffers are this thread's, and the parts of the token before have ended.
+            (Some(tree), _) => match unsafe { tree.buffers(t, rows.len()) } {
+                (None, to) if tree.steps[t].from.is_none() => (Some(&*base), to),
+                found => found,
+            },
+            (None, WriteBack::Final) => (None, &mut *base),
             _ if t == 0 => (Some(&*base), &mut *work),
             _ => (None, &mut *work),
         };
         // SAFETY: outputs and log entries of these rows are this thread's; the replay's parts have ended.
-        unsafe { run_token(kernel, head, t, rows.clone(), Memory { from, to, ahead }) };
+        unsafe { run_token::<K, D, CH>(kernel, head, t, rows.clone(), Memory { from, to: &mut *to, ahead }) };
+        if dtype != DType::F32 {
+            kernel.round(to.as_flattened_mut(), dtype);
+        }
         if let WriteBack::PerToken { states, start, stride } = head.write {
-            let at = start + t * stride;
             // SAFETY: captured rows of this head are this thread's.
-            let to = unsafe { states.part(at + rows.start * k_dim..at + rows.end * k_dim) };
-            for (to, from) in to.chunks_exact_mut(k_dim).zip(&*work) {
-                to.copy_from_slice(&from.as_flattened()[..k_dim]);
-            }
+            unsafe { states.store(start + t * stride + rows.start * k_dim, k_dim, to) };
         }
     }
-    let is_changed = head.num_pending > 0 || matches!(head.write, WriteBack::Final) && num_tokens > 0;
-    if is_changed && !whole {
-        for (to, from) in state.chunks_exact_mut(k_dim).zip(&scratch.base) {
-            to.copy_from_slice(&from.as_flattened()[..k_dim]);
-        }
+    let is_changed = !head.pending_entries.is_empty() || matches!(head.write, WriteBack::Final) && num_tokens > 0;
+    if is_changed && in_place.is_none() {
+        // SAFETY: as for the load.
+        unsafe { head.state.store(at.start, k_dim, base) };
+    }
+}
+
+impl<'a> Tree<'a> {
+    /// The first rows of token t's buffer, and of its parent's where that is another one.
+    ///
+    /// # Safety
+    /// No other thread uses these buffers, and nothing that this gave before lives.
+    #[inline(always)]
+    unsafe fn buffers<const CH: usize>(&self, t: usize, num_rows: usize) -> (Option<&'a [Row<CH>]>, &'a mut [Row<CH>]) {
+        let Step { from, to } = self.steps[t];
+        let len = BLOCK * CH * LANES;
+        let buffer = |b: u32| {
+            let start = self.start + b as usize * len;
+            // SAFETY: the caller's promise; the two buffers of a token are not the same one.
+            let rows = unsafe { self.states.part(start..start + len) };
+            &mut rows.as_chunks_mut().0.as_chunks_mut().0[..num_rows]
+        };
+        (from.filter(|&from| from != to).map(|from| &*buffer(from)), buffer(to))
     }
 }
 
@@ -187,22 +241,28 @@ unsafe fn run_block<K: RowKernel, const CH: usize>(
 /// # Safety
 /// As [`run_rows`].
 #[inline(always)]
-unsafe fn replay<K: RowKernel, const CH: usize>(kernel: K, head: &Head<'_>, first: usize, rows: &mut [Row<CH>]) {
-    let (1.., Some((log, log_start))) = (head.num_pending, head.log_delta) else { return };
+unsafe fn replay<K: RowKernel, D: DecayKind, const CH: usize>(
+    kernel: K,
+    head: &Head<'_>,
+    first: usize,
+    rows: &mut [Row<CH>],
+) {
+    let ([_, ..], Some((log, log_start))) = (head.pending_entries, head.log_delta) else { return };
     let delta = |p: usize, i: usize| {
-        let at = log_start + p * head.num_v_heads * head.v_dim + first + i;
+        let at = log_start + head.pending_entries[p] * head.num_v_heads * head.v_dim + first + i;
         // SAFETY: the log entries of these rows are this thread's; the part ends with this statement.
         let entry = unsafe { log.part(at..at + 1) };
         entry[0]
     };
     let entry = |p: usize, delta: f32| Entry {
-        decay: head.pending_decay[p * head.num_v_heads],
+        decay: D::of(head.pending_decay, p * head.decay_stride),
         delta,
         k: vectors::<CH>(&head.pending_k[p * head.k_stride..]),
     };
+    let num_pending = head.pending_entries.len();
     let mut entries = [entry(0, 0.0); ENTRIES];
-    for start in (0..head.num_pending).step_by(ENTRIES) {
-        let n = ENTRIES.min(head.num_pending - start);
+    for start in (0..num_pending).step_by(ENTRIES) {
+        let n = ENTRIES.min(num_pending - start);
         for e in 0..n {
             entries[e] = entry(start + e, 0.0);
         }
@@ -210,7 +270,7 @@ unsafe fn replay<K: RowKernel, const CH: usize>(kernel: K, head: &Head<'_>, firs
             for e in 0..n {
                 entries[e].delta = delta(start + e, i);
             }
-            kernel.replay(row, &entries[..n]);
+            kernel.replay(row, &entries[..n], head.state.dtype());
         }
     }
 }
@@ -220,11 +280,11 @@ unsafe fn replay<K: RowKernel, const CH: usize>(kernel: K, head: &Head<'_>, firs
 /// # Safety
 /// As [`run_rows`], and no other part of these outputs and log entries is in use.
 #[inline(always)]
-unsafe fn run_token<K: RowKernel, const CH: usize>(
+unsafe fn run_token<K: RowKernel, D: DecayKind, const CH: usize>(
     kernel: K,
     head: &Head<'_>,
     t: usize,
-    rows: std::ops::Range<usize>,
+    rows: Range<usize>,
     Memory { from, to, ahead }: Memory<'_, CH>,
 ) {
     let per_token = t * head.num_v_heads * head.v_dim;
@@ -232,7 +292,7 @@ unsafe fn run_token<K: RowKernel, const CH: usize>(
     let token = Token {
         k: vectors(&head.k[t * head.k_stride..]),
         q: vectors(&head.q[t * head.k_stride..]),
-        decay: head.decay[t * head.num_v_heads],
+        decay: D::of(head.decay, t * head.decay_stride),
         beta: head.beta[t * head.num_v_heads],
         scale: head.scale,
     };
@@ -254,7 +314,7 @@ unsafe fn run_token<K: RowKernel, const CH: usize>(
 
 /// The first `CH` vectors of a padded key.
 #[inline(always)]
-fn vectors<const CH: usize>(x: &[f32]) -> &Row<CH> {
+pub(super) fn vectors<const CH: usize>(x: &[f32]) -> &Row<CH> {
     match x.as_chunks::<LANES>().0.first_chunk::<CH>() {
         Some(vectors) => vectors,
         None => unreachable!("keys are padded to CH vectors"),

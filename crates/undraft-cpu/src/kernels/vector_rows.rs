@@ -3,6 +3,9 @@
 use fearless_simd::prelude::*;
 use fearless_simd::{Simd, f32x4, f32x16};
 
+use undraft_core::DType;
+
+use super::factor::Factor;
 use super::state_rows::{Entry, Row, RowKernel, Rows, Token};
 use crate::simd::{self, LANES};
 
@@ -12,39 +15,79 @@ pub(super) struct Vectors<S>(pub(super) S);
 
 impl<S: Simd> RowKernel for Vectors<S> {
     #[inline(always)]
-    fn replay<const CH: usize>(self, row: &mut Row<CH>, entries: &[Entry<'_, CH>]) {
+    fn replay<const CH: usize, F: Factor<CH>>(self, row: &mut Row<CH>, entries: &[Entry<'_, CH, F>], state: DType) {
         // As many vectors at a time as registers hold everywhere.
         if CH.is_multiple_of(4) {
-            replay::<S, CH, 4>(self.0, row, entries);
+            replay::<S, F, CH, 4>(self.0, row, entries, state);
         } else if CH.is_multiple_of(2) {
-            replay::<S, CH, 2>(self.0, row, entries);
+            replay::<S, F, CH, 2>(self.0, row, entries, state);
         } else {
-            replay::<S, CH, 1>(self.0, row, entries);
+            replay::<S, F, CH, 1>(self.0, row, entries, state);
         }
     }
 
     /// Out of line: compiled once for each instruction set and `CH`, however many callers there are.
     #[inline(never)]
-    fn token<const CH: usize>(self, token: Token<'_, CH>, rows: Rows<'_, CH>) {
+    fn token<const CH: usize, F: Factor<CH>>(self, token: Token<'_, CH, F>, rows: Rows<'_, CH>) {
         self.0.vectorize(
             #[inline(always)]
             || run(self.0, &token, rows),
+        );
+    }
+
+    /// A pass of its own over rows in the first-level cache, so that f32 states have no part of it.
+    #[inline(never)]
+    fn round(self, rows: &mut [[f32; LANES]], to: DType) {
+        self.0.vectorize(
+            #[inline(always)]
+            || match to {
+                DType::F32 => {}
+                DType::Bf16 => {
+                    for x in rows {
+                        simd::store(simd::round_bf16(simd::load(self.0, x)), x);
+                    }
+                }
+                DType::F16 => {
+                    for x in rows {
+                        simd::store(simd::round_f16(simd::load(self.0, x)), x);
+                    }
+                }
+            },
         );
     }
 }
 
 /// All entries over `G` vectors of the row, then over the next ones. `G` divides `CH`.
 #[inline(always)]
-fn replay<S: Simd, const CH: usize, const G: usize>(s: S, row: &mut Row<CH>, entries: &[Entry<'_, CH>]) {
+fn replay<S: Simd, F: Factor<CH>, const CH: usize, const G: usize>(
+    s: S,
+    row: &mut Row<CH>,
+    entries: &[Entry<'_, CH, F>],
+    state: DType,
+) {
     for (g, group) in row.as_chunks_mut::<G>().0.iter_mut().enumerate() {
         let mut x = [simd::zero(s); G];
         for c in 0..G {
             x[c] = simd::load(s, &group[c]);
         }
         for entry in entries {
-            let (decay, delta) = (simd::splat(s, entry.decay), simd::splat(s, entry.delta));
+            let delta = simd::splat(s, entry.delta);
             for c in 0..G {
-                x[c] = simd::fma(delta, simd::load(s, &entry.k[g * G + c]), x[c] * decay);
+                let decayed = x[c] * entry.decay.vector(s, g * G + c);
+                x[c] = simd::fma(delta, simd::load(s, &entry.k[g * G + c]), decayed);
+            }
+            match state {
+                DType::F32 => {}
+                DType::Bf16 => {
+                    for c in 0..G {
+                        x[c] = simd::round_bf16(x[c]);
+                    }
+                }
+                DType::F16 => {
+                    for c in 0..G {
+                        x[c] = simd::round_f16(x[c]);
+                    }
+                }
             }
         }
         for c in 0..G {
@@ -58,7 +101,7 @@ const GROUP: usize = 4;
 
 /// All rows, group by group: the sums of one group against k are finished while the next group's run.
 #[inline(always)]
-fn run<S: Simd, const CH: usize>(s: S, token: &Token<'_, CH>, rows: Rows<'_, CH>) {
+fn run<S: Simd, F: Factor<CH>, const CH: usize>(s: S, token: &Token<'_, CH, F>, rows: Rows<'_, CH>) {
     let Rows { v, from, to, out, mut delta, mut ahead } = rows;
     let num_rows = v.len();
     let (v, v_rest) = v.as_chunks::<GROUP>();
@@ -106,26 +149,26 @@ fn run<S: Simd, const CH: usize>(s: S, token: &Token<'_, CH>, rows: Rows<'_, CH>
 /// Decays a group and sums it against k. Registers hold the sums of four rows where a vector is one register, else of
 /// two.
 #[inline(always)]
-fn decay_group<S: Simd, const CH: usize>(
+fn decay_group<S: Simd, F: Factor<CH>, const CH: usize>(
     s: S,
-    token: &Token<'_, CH>,
+    token: &Token<'_, CH, F>,
     from: Option<&[Row<CH>; GROUP]>,
     to: &mut [Row<CH>; GROUP],
 ) -> [f32x4<S>; GROUP] {
     if <S::f32s as SimdBase<S>>::LEN < LANES {
-        let [a, b] = decay_rows::<S, CH, 2>(s, token, 0, from, to);
-        let [c, d] = decay_rows::<S, CH, 2>(s, token, 2, from, to);
+        let [a, b] = decay_rows::<S, F, CH, 2>(s, token, 0, from, to);
+        let [c, d] = decay_rows::<S, F, CH, 2>(s, token, 2, from, to);
         [a, b, c, d]
     } else {
-        decay_rows::<S, CH, 4>(s, token, 0, from, to)
+        decay_rows::<S, F, CH, 4>(s, token, 0, from, to)
     }
 }
 
 /// The group's deltas from its sums, then its update and outputs.
 #[inline(always)]
-fn finish_group<S: Simd, const CH: usize>(
+fn finish_group<S: Simd, F: Factor<CH>, const CH: usize>(
     s: S,
-    token: &Token<'_, CH>,
+    token: &Token<'_, CH, F>,
     v: &[f32; GROUP],
     p: [f32x4<S>; GROUP],
     rows: &mut [Row<CH>; GROUP],
@@ -134,11 +177,11 @@ fn finish_group<S: Simd, const CH: usize>(
     let delta = (f32x4::load_array_ref(s, v) - simd::sum_each(p)) * token.beta;
     let delta = <[f32; GROUP]>::from(delta);
     let o = if <S::f32s as SimdBase<S>>::LEN < LANES {
-        let [a, b] = update_rows::<S, CH, 2>(s, token, 0, [delta[0], delta[1]], rows);
-        let [c, d] = update_rows::<S, CH, 2>(s, token, 2, [delta[2], delta[3]], rows);
+        let [a, b] = update_rows::<S, F, CH, 2>(s, token, 0, [delta[0], delta[1]], rows);
+        let [c, d] = update_rows::<S, F, CH, 2>(s, token, 2, [delta[2], delta[3]], rows);
         [a, b, c, d]
     } else {
-        update_rows::<S, CH, 4>(s, token, 0, delta, rows)
+        update_rows::<S, F, CH, 4>(s, token, 0, delta, rows)
     };
     *out = (simd::sum_each(o) * token.scale).into();
     delta
@@ -146,17 +189,16 @@ fn finish_group<S: Simd, const CH: usize>(
 
 /// Decays rows `at .. at + R` of the group and sums them against k, down to four lanes.
 #[inline(always)]
-fn decay_rows<S: Simd, const CH: usize, const R: usize>(
+fn decay_rows<S: Simd, F: Factor<CH>, const CH: usize, const R: usize>(
     s: S,
-    token: &Token<'_, CH>,
+    token: &Token<'_, CH, F>,
     at: usize,
     from: Option<&[Row<CH>; GROUP]>,
     to: &mut [Row<CH>; GROUP],
 ) -> [f32x4<S>; R] {
-    let decay = simd::splat(s, token.decay);
     let mut acc = [[simd::zero(s); 2]; R];
     for c in 0..CH {
-        let k = simd::load(s, &token.k[c]);
+        let (k, decay) = (simd::load(s, &token.k[c]), token.decay.vector(s, c));
         for r in 0..R {
             let source = match from {
                 Some(from) => &from[at + r][c],
@@ -172,9 +214,9 @@ fn decay_rows<S: Simd, const CH: usize, const R: usize>(
 
 /// Adds delta times k to rows `at .. at + R` of the group and sums them against q, down to four lanes.
 #[inline(always)]
-fn update_rows<S: Simd, const CH: usize, const R: usize>(
+fn update_rows<S: Simd, F: Factor<CH>, const CH: usize, const R: usize>(
     s: S,
-    token: &Token<'_, CH>,
+    token: &Token<'_, CH, F>,
     at: usize,
     delta: [f32; R],
     rows: &mut [Row<CH>; GROUP],

@@ -104,6 +104,31 @@ pub fn load_f16<S: Simd>(simd: S, from: &[f16; LANES]) -> f32x16<S> {
     (magnitude | sign).bitcast()
 }
 
+/// Rounds to the nearest bf16, ties to even: what [`undraft_core::DType::round`] gives.
+#[inline(always)]
+pub fn round_bf16<S: Simd>(x: f32x16<S>) -> f32x16<S> {
+    let bits: u32x16<S> = x.bitcast();
+    let rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
+    let nan = (bits | 0x0040_0000) & 0xffff_0000;
+    (bits & 0x7fff_ffff).simd_gt(0x7f80_0000).select(nan, rounded).bitcast()
+}
+
+/// Rounds to the nearest f16, ties to even, subnormals too; infinity from 65,520 on.
+#[inline(always)]
+pub fn round_f16<S: Simd>(x: f32x16<S>) -> f32x16<S> {
+    let bits: u32x16<S> = x.bitcast();
+    let (sign, magnitude) = (bits & 0x8000_0000, bits & 0x7fff_ffff);
+    let normal = (magnitude + 0xfff + ((magnitude >> 13) & 1)) & 0xffff_e000;
+    let infinity = u32x16::splat(x.token(), 0x7f80_0000);
+    let normal = normal.simd_ge(0x4780_0000).select(infinity, normal);
+    // Below 2^-14 the step is 2^-24, as it is for f32 in 0.5..1.
+    let half = f32x16::splat(x.token(), 0.5);
+    let small: u32x16<S> = ((magnitude.bitcast::<f32x16<S>>() + half) - half).bitcast();
+    let rounded = magnitude.simd_lt(0x3880_0000).select(small, normal);
+    let nan = (magnitude | 0x0040_0000) & 0xffff_e000;
+    (magnitude.simd_gt(0x7f80_0000).select(nan, rounded) | sign).bitcast()
+}
+
 #[inline(always)]
 fn load_bits<S: Simd>(simd: S, bits: [u16; LANES]) -> u16x16<S> {
     u16x16::load_array(simd, bits)

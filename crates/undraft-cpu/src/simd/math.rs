@@ -41,6 +41,22 @@ pub fn silu<S: Simd>(simd: S, x: f32x16<S>) -> f32x16<S> {
     x * sigmoid(simd, x)
 }
 
+/// `ln(1 + exp(x))` as `max(x, 0) + ln(1 + exp(-|x|))`, which never overflows.
+///
+/// `ln(1 + y) = 2 artanh(s)` with `s = y / (2 + y) <= 1/3`, by its power series up to `s^15`.
+#[inline(always)]
+pub fn softplus<S: Simd>(simd: S, x: f32x16<S>) -> f32x16<S> {
+    let splat = |c: f32| f32x16::splat(simd, c);
+    let y = exp(simd, -x.abs());
+    let s = y / (y + splat(2.0));
+    let square = s * s;
+    let mut p = splat(1.0 / 15.0);
+    for c in [1.0 / 13.0, 1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0] {
+        p = fma(p, square, splat(c));
+    }
+    fma(p, s + s, x.max(splat(0.0)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,7 +66,15 @@ mod tests {
         let mut out = [0.0; 16];
         crate::with_simd!(token, s => {
             let x = load(s, x);
-            store(match f { "exp" => exp(s, x), "sigmoid" => sigmoid(s, x), _ => silu(s, x) }, &mut out);
+            let y = match f {
+                "exp" => exp(s, x),
+                "sigmoid" => sigmoid(s, x),
+                "softplus" => softplus(s, x),
+                "bf16" => crate::simd::round_bf16(x),
+                "f16" => crate::simd::round_f16(x),
+                _ => silu(s, x),
+            };
+            store(y, &mut out);
         });
         out
     }
@@ -67,6 +91,44 @@ mod tests {
                 let want = f64::from(*x).exp();
                 let ulp = f64::from(f32::from_bits((want as f32).to_bits() + 1)) - f64::from(want as f32);
                 assert!((f64::from(y) - want).abs() <= 2.0 * ulp, "exp({x}) = {y}, expected {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn softplus_is_within_1e_6_relative() {
+        let token = Token::new(Isa::best()).unwrap();
+        for x in inputs() {
+            for (x, y) in x.iter().zip(apply(token, &x, "softplus")) {
+                let x = f64::from(*x);
+                let want = x.max(0.0) + (-x.abs()).exp().ln_1p();
+                assert!((f64::from(y) - want).abs() <= 1e-6 * want + 1e-37, "softplus({x}) = {y}, expected {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn sixteen_bit_rounding_is_that_of_the_dtypes() {
+        use undraft_core::DType;
+        // Every exponent and sign, and mantissas around each tie and each step of both dtypes.
+        let mantissas = [0u32, 1, 0xfff, 0x1000, 0x1001, 0x1fff, 0x2000, 0x3000, 0x7fff, 0x8000, 0x8001, 0x1_8000];
+        let high = [0u32, 0x40_0000, 0x7f_0000, 0x7f_e000];
+        let all: Vec<f32> = (0..512u32)
+            .flat_map(|e| {
+                high.iter().flat_map(move |h| mantissas.iter().map(move |m| (e << 23) | ((h + m) & 0x7f_ffff)))
+            })
+            .map(f32::from_bits)
+            .collect();
+        for isa in Isa::ALL {
+            let Ok(token) = Token::new(isa) else { continue };
+            for x in all.as_chunks::<16>().0 {
+                for (name, dtype) in [("bf16", DType::Bf16), ("f16", DType::F16)] {
+                    for (x, y) in x.iter().zip(apply(token, x, name)) {
+                        let want = dtype.round(*x);
+                        let same = y.to_bits() == want.to_bits() || y.is_nan() && want.is_nan();
+                        assert!(same, "{isa} {name}({x:e} = {:#x}) = {y:e}, expected {want:e}", x.to_bits());
+                    }
+                }
             }
         }
     }

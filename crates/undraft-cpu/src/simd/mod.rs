@@ -11,6 +11,8 @@ mod prefetch;
 pub use fearless_simd::prelude;
 pub use fearless_simd::{Simd, f32x4, f32x8, f32x16, u16x16, u32x16};
 pub use isa::{Isa, Token};
-pub use lanes::{LANES, fma, fold, load, load_bf16, load_f16, software_fma, splat, store, sum, sum_each, zero};
-pub use math::{exp, sigmoid, silu};
+pub use lanes::{
+    LANES, fma, fold, load, load_bf16, load_f16, round_bf16, round_f16, software_fma, splat, store, sum, sum_each, zero,
+};
+pub use math::{exp, sigmoid, silu, softplus};
 pub use prefetch::{Ahead, prefetch};

@@ -8,13 +8,13 @@ const LINE: usize = 64;
 /// Memory that will be needed soon, asked for a little at a time so that other loads are not held up.
 #[derive(Clone, Debug)]
 pub struct Ahead {
-    left: Range<*const f32>,
+    left: Range<*const u8>,
 }
 
 impl Ahead {
     /// Memory to ask for; it is never read through this.
     #[inline(always)]
-    pub fn new(memory: Range<*const f32>) -> Self {
+    pub fn new(memory: Range<*const u8>) -> Self {
         Self { left: memory }
     }
 
@@ -39,7 +39,7 @@ impl Ahead {
 
 /// Asks for the cache line that holds `x`; where there is no such instruction, nothing happens.
 #[inline(always)]
-pub fn prefetch(x: *const f32) {
+pub fn prefetch<T>(x: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch is a hint that may be given for any address, and SSE is part of x86-64.
     unsafe {

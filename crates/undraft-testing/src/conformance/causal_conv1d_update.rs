@@ -42,11 +42,11 @@ pub(super) fn values(backend: &dyn Backend, io: DType, tally: &mut Tally) -> Out
     Ok(())
 }
 
-fn out_axes(case: &ConvCase) -> [(&'static str, usize); 2] {
+pub(super) fn out_axes(case: &ConvCase) -> [(&'static str, usize); 2] {
     [("token", case.windows.num_tokens()), ("channel", case.dims.channels())]
 }
 
-fn state_axes(case: &ConvCase) -> [(&'static str, usize); 3] {
+pub(super) fn state_axes(case: &ConvCase) -> [(&'static str, usize); 3] {
     [("slot", case.windows.num_slots), ("tap", case.dims.width() - 1), ("channel", case.dims.channels())]
 }
 

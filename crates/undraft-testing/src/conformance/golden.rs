@@ -98,6 +98,7 @@ impl Layer {
     fn check(&self, backend: &dyn Backend, op: Op, tally: &mut Tally) -> Ran<()> {
         match op {
             Op::CausalConv1dUpdate => self.check_conv(backend, tally),
+            Op::CausalConv1dFn => self.check_conv_fn(backend, tally),
             Op::FusedGdnGating => self.check_gating(backend, tally),
             Op::FusedRecurrentGatedDeltaRule => self.check_recurrent(backend, tally),
             Op::ChunkGatedDeltaRule => self.check_chunk(backend, tally),
@@ -108,11 +109,17 @@ impl Layer {
 
     /// `[q | k | v]` after the convolution, and its state.
     fn conv(&self, backend: &dyn Backend) -> Ran<(Vec<f32>, Vec<f32>)> {
+        let case = self.conv_case()?;
+        let outcome = harness::causal_conv1d_update::run(backend, &case, Capture::Final, Memory::nth(1))?;
+        Ok(outcome.map(|outcome| (outcome.out, outcome.state)))
+    }
+
+    fn conv_case(&self) -> Result<ConvCase, String> {
         let (channels, width) = (self.dims.conv_dim(), *self.weights.get("conv1d.weight")?.shape.last().unwrap_or(&0));
         let channel_major = self.weights.get("conv1d.weight")?.f32s()?;
         let tap_major = (0..width * channels).map(|i| channel_major[i % channels * width + i / channels]).collect();
         let dims = ConvDims::new(channels, width).map_err(|e| e.to_string())?;
-        let case = ConvCase {
+        Ok(ConvCase {
             dims,
             io: DType::F32,
             x: self.tensor("in_proj_qkv")?.f32s()?,
@@ -124,9 +131,7 @@ impl Layer {
             log: Vec::new(),
             max_tokens: 0,
             num_pending: Vec::new(),
-        };
-        let outcome = harness::causal_conv1d_update::run(backend, &case, Capture::Final, Memory::nth(1))?;
-        Ok(outcome.map(|outcome| (outcome.out, outcome.state)))
+        })
     }
 
     fn gating(&self, backend: &dyn Backend) -> Ran<[Vec<f32>; 2]> {
@@ -184,6 +189,19 @@ impl Layer {
         self.near(tally, "q_conv", &case.q)?;
         self.near(tally, "k_conv", &case.k)?;
         self.near(tally, "v", &case.v)?;
+        Ok(Some(()))
+    }
+
+    fn check_conv_fn(&self, backend: &dyn Backend, tally: &mut Tally) -> Ran<()> {
+        let case = self.conv_case()?;
+        let Some([out, state]) = harness::causal_conv1d_fn::run(backend, &case, Memory::nth(2))? else {
+            return Ok(None);
+        };
+        self.near(tally, "conv_state", &state)?;
+        let row = case.dims.channels();
+        let k: Vec<f32> =
+            out.chunks_exact(row).flat_map(|row| row[self.dims.key_dim()..][..self.dims.key_dim()].to_vec()).collect();
+        self.near(tally, "k_conv", &k)?;
         Ok(Some(()))
     }
 

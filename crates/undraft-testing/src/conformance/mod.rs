@@ -1,5 +1,6 @@
 //! The suite that every back end passes, stamped by [`crate::conformance!`](macro@crate::conformance) or called as a library.
 
+mod causal_conv1d_fn;
 mod causal_conv1d_update;
 mod chunk_gated_delta_rule;
 mod commit_states;
@@ -126,6 +127,7 @@ pub fn run_one(backend: &dyn Backend, op: Op, suite: Suite, dtype: DType) -> Rep
         (Suite::Golden, _) => golden::run(backend, op, t),
         (Suite::Values, Op::FusedGdnGating) => fused_gdn_gating::values(backend, dtype, t),
         (Suite::Values, Op::CausalConv1dUpdate) => causal_conv1d_update::values(backend, dtype, t),
+        (Suite::Values, Op::CausalConv1dFn) => causal_conv1d_fn::values(backend, dtype, t),
         (Suite::Values, Op::FusedRecurrentGatedDeltaRule) => {
             fused_recurrent_gated_delta_rule::values(backend, dtype, t)
         }
@@ -134,6 +136,7 @@ pub fn run_one(backend: &dyn Backend, op: Op, suite: Suite, dtype: DType) -> Rep
         (Suite::Values, Op::RmsNormGated) => rms_norm_gated::values(backend, dtype, t),
         (Suite::Exactness, Op::FusedGdnGating) => fused_gdn_gating::exactness(backend, dtype, t),
         (Suite::Exactness, Op::CausalConv1dUpdate) => causal_conv1d_update::exactness(backend, dtype, t),
+        (Suite::Exactness, Op::CausalConv1dFn) => causal_conv1d_fn::exactness(backend, dtype, t),
         (Suite::Exactness, Op::FusedRecurrentGatedDeltaRule) => {
             fused_recurrent_gated_delta_rule::exactness(backend, dtype, t)
         }

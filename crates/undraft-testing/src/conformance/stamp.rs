@@ -54,6 +54,7 @@ macro_rules! conformance {
 
             $crate::conformance!(@op $name, $make, fused_gdn_gating, FusedGdnGating);
             $crate::conformance!(@op $name, $make, causal_conv1d_update, CausalConv1dUpdate);
+            $crate::conformance!(@op $name, $make, causal_conv1d_fn, CausalConv1dFn);
             $crate::conformance!(@op $name, $make, fused_recurrent_gated_delta_rule, FusedRecurrentGatedDeltaRule);
             $crate::conformance!(@op $name, $make, chunk_gated_delta_rule, ChunkGatedDeltaRule);
             $crate::conformance!(@op $name, $make, rms_norm_gated, RmsNormGated);

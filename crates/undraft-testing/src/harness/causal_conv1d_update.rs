@@ -56,6 +56,8 @@ pub fn run(
         state: state.cells_mut(),
         log: log_is_used.then(|| ConvLogMut { x: log.cells_mut(), max_tokens: case.max_tokens }),
         num_pending: &case.num_pending,
+        pending_path: &[],
+        parents: &[],
         capture,
         out: out.rows_mut(),
     };

@@ -22,7 +22,8 @@ pub fn run(backend: &dyn Backend, case: &DeltaRuleCase, memory: Memory) -> Resul
     let args = ChunkGatedDeltaRuleArgs {
         inputs: operands.inputs(),
         num_slots: windows.num_slots,
-        state: state.cells_mut(),
+        state: state.cells_mut().into(),
+        checkpoints: None,
         out: out.rows_mut(),
     };
     let result = args.check().and_then(|args| backend.chunk_gated_delta_rule(args));

@@ -26,10 +26,11 @@ pub fn run(backend: &dyn Backend, case: &CommitCase, memory: Memory) -> Result<O
         dims: *dims,
         head_map: case.head_map,
         num_slots: windows.num_slots,
-        state: state.cells_mut(),
+        state: state.cells_mut().into(),
         log: DeltaLogMut { k: k.cells_mut(), decay: decay.cells_mut(), delta: delta.cells_mut(), max_tokens },
         state_indices: &windows.slots,
         num_kept: &case.num_kept,
+        path: &[],
     };
     let result = args.check().and_then(|args| backend.commit_states(args));
     let sizes = (dims.head_k_dim(), dims.head_v_dim());

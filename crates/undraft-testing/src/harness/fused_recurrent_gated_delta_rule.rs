@@ -88,6 +88,7 @@ impl<'a> Operands<'a> {
             rounding: case.rounding,
             cu_seqlens: &self.cu_seqlens,
             state_indices: &case.windows.slots,
+            parents: &[],
         }
     }
 }
@@ -128,7 +129,7 @@ pub fn run(
     let args = FusedRecurrentArgs {
         inputs: operands.inputs(),
         num_slots: windows.num_slots,
-        state: state.cells_mut(),
+        state: state.cells_mut().into(),
         log: log_is_used.then(|| DeltaLogMut {
             k: k.cells_mut(),
             decay: decay.cells_mut(),
@@ -136,10 +137,11 @@ pub fn run(
             max_tokens,
         }),
         num_pending: &case.num_pending,
+        pending_path: &[],
         capture: match capture {
             Capture::Final => CaptureMut::Final,
             Capture::DeltaLog => CaptureMut::DeltaLog,
-            Capture::PerToken => CaptureMut::PerToken { states: captured.cells_mut(), max_tokens: max_captured },
+            Capture::PerToken => CaptureMut::PerToken { states: captured.cells_mut().into(), max_tokens: max_captured },
         },
         out: out.rows_mut(),
     };

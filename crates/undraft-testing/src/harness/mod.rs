@@ -1,5 +1,6 @@
 //! Runs cases in hostile memory: poisoned, guarded, strided, and looked over bit by bit afterwards.
 
+pub mod causal_conv1d_fn;
 pub mod causal_conv1d_update;
 pub mod chunk_gated_delta_rule;
 pub mod commit_states;
@@ -14,7 +15,7 @@ use undraft_core::{Backend, Capture, DType, Error, Op, Result, Support};
 
 /// Asks the back end whether it does this.
 pub fn supports(backend: &dyn Backend, op: Op, io: DType, (k, v): (usize, usize), capture: Capture) -> bool {
-    backend.caps().supports(&Support { op, io, head_k_dim: k, head_v_dim: v, capture }).is_ok()
+    backend.caps().supports(&Support { io, capture, ..Support::new(op, k, v) }).is_ok()
 }
 
 /// What a call gave against what the back end had declared: `Ok(true)` if it ran, `Ok(false)` if it refused as declared.

@@ -126,7 +126,7 @@ impl LayerStorage {
                 dims: self.dims.gdn,
                 head_map: self.head_map,
                 num_slots,
-                state: &mut self.recurrent,
+                state: (&mut self.recurrent[..]).into(),
                 log: DeltaLogMut {
                     k: &mut self.log_k,
                     decay: &mut self.log_decay,
@@ -135,6 +135,7 @@ impl LayerStorage {
                 },
                 state_indices: &state_indices,
                 num_kept: &[recurrent],
+                path: &[],
             };
             device.backend().commit_states(args.check()?)?;
             self.pending[slot][0] = 0;
@@ -153,6 +154,8 @@ impl LayerStorage {
                 state: &mut self.conv_state,
                 log: Some(ConvLogMut { x: &mut self.conv_log, max_tokens: max_window }),
                 num_pending: &[conv],
+                pending_path: &[],
+                parents: &[],
                 capture: Capture::DeltaLog,
                 out: RowsMut::new(&mut [] as &mut [f32], self.conv.channels()),
             };
