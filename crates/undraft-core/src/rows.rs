@@ -80,6 +80,14 @@ impl Data<'_> {
             Data::F16(d) => d.len(),
         }
     }
+    /// The elements in f32, exactly.
+    pub fn to_f32(&self) -> Vec<f32> {
+        match self {
+            Data::F32(d) => d.to_vec(),
+            Data::Bf16(d) => d.iter().map(|x| x.to_f32()).collect(),
+            Data::F16(d) => d.iter().map(|x| x.to_f32()).collect(),
+        }
+    }
     /// Whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

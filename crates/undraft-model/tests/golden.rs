@@ -143,7 +143,7 @@ fn trained_model_states_and_caches() {
     for mode in MODES {
         let mut cache = cache(&model);
         run(&model, &mut cache, &tokens, mode);
-        let state = key_major(&model, cache.recurrent_state(0).unwrap());
+        let state = key_major(&model, &cache.recurrent_state(0).unwrap());
         relative_difference("layer 0, state", &state, &floats(&gdn, "state_f64"));
         relative_difference("layer 0, conv", cache.conv_state(0).unwrap(), &floats(&gdn, "conv_state_f64"));
         let (mut num_gdn, mut num_full) = (0, 0);
@@ -163,7 +163,7 @@ fn trained_model_states_and_caches() {
                 num_full += 1;
             } else {
                 if let Some((what, want)) = part("recurrent") {
-                    let got = key_major(&model, cache.recurrent_state(num_gdn).unwrap());
+                    let got = key_major(&model, &cache.recurrent_state(num_gdn).unwrap());
                     relative_difference(&what, &got, &want);
                 }
                 let (what, want) = part("conv").unwrap();
@@ -330,7 +330,7 @@ fn random_models() {
             }
             if has("gdn1.o_f64") {
                 check_gdn(&out, 1, |name| floats(&golden, &format!("gdn1.{name}_f64")));
-                let state = key_major(&model, cache.recurrent_state(0).unwrap());
+                let state = key_major(&model, &cache.recurrent_state(0).unwrap());
                 relative_difference("gdn1, state", &state, &floats(&golden, "gdn1.state_f64"));
                 relative_difference(
                     "gdn1, conv",

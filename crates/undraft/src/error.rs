@@ -1,5 +1,7 @@
 //! What can go wrong with a pool or a round.
 
+use std::path::PathBuf;
+
 use crate::pool::Slot;
 
 /// Result of a pool or round call.
@@ -76,6 +78,36 @@ pub enum Error {
         /// Tokens of the window.
         num_tokens: usize,
     },
+    /// The tokens that should stay do not follow one another.
+    #[error(
+        "`{arg}`[{seq}] has token {got} at position {position}, expected one of 0..{num_tokens} whose parent is {before}"
+    )]
+    NotAPath {
+        /// `paths` or `num_kept`.
+        arg: &'static str,
+        /// Sequence of the round.
+        seq: usize,
+        /// Position in its path.
+        position: usize,
+        /// Token that came.
+        got: usize,
+        /// Token before it in the path, -1 for the committed state.
+        before: i32,
+        /// Tokens of the window.
+        num_tokens: usize,
+    },
+    /// A token's parent does not come before it.
+    #[error(
+        "`parents`[{seq}][{position}] is {got}, expected -1 (the committed state) or 0..{position}: parents come first"
+    )]
+    Parent {
+        /// Sequence of the round.
+        seq: usize,
+        /// Position in its window.
+        position: usize,
+        /// Parent that came.
+        got: i32,
+    },
     /// A prefill keeps all of its tokens.
     #[error("`num_kept`[{seq}] is {got}, expected {num_tokens}: a round with capture `Final` keeps all its tokens")]
     FinalKeepsAll {
@@ -125,6 +157,34 @@ pub enum Error {
         bytes: usize,
         /// What for.
         what: &'static str,
+    },
+    /// A file could not be read or written. A failed save leaves what was there before.
+    #[error("cannot {action} {}: {message}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// `read` or `write`.
+        action: &'static str,
+        /// What the system said.
+        message: String,
+    },
+    /// Bytes are not a snapshot that this version reads.
+    #[error("not a snapshot of a slot: `{what}` is {got}, expected {expected}")]
+    NotASnapshot {
+        /// Part of the file.
+        what: String,
+        /// What came.
+        got: String,
+        /// What it must be.
+        expected: String,
+    },
+    /// A snapshot was made by a pool with other layers.
+    #[error("the snapshot has {got} layers, expected {expected} as the pool was made for")]
+    SnapshotLayers {
+        /// Layers of the snapshot.
+        got: usize,
+        /// Layers of the pool.
+        expected: usize,
     },
     /// A detached round does not belong here.
     #[error("the detached round belongs to another pool, or its slots were reset")]

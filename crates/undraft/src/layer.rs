@@ -2,7 +2,7 @@
 
 use undraft_core::ops::{GateActivation, RmsNormGatedArgs};
 use undraft_core::{
-    Activation, ConvDims, Error, GdnDims, HeadMap, NamedShape, QkNorm, Rounding, Rows, RowsMut,
+    Activation, ConvDims, DecayShape, Error, GdnDims, HeadMap, NamedShape, QkNorm, Rounding, Rows, RowsMut,
     conv_weight_to_tap_major,
 };
 
@@ -24,7 +24,7 @@ pub struct GdnLayerParams<'a> {
     pub activation: Activation,
     /// `A_log`, `[HV]`.
     pub a_log: &'a [f32],
-    /// `[HV]`.
+    /// `[HV]`, or `[HV, K]` with a decay per channel.
     pub dt_bias: &'a [f32],
     /// `[V]` of the gated norm, plain; default none, then [`GdnLayer::norm_gated`] uses 1.
     pub norm_weight: Option<&'a [f32]>,
@@ -96,7 +96,13 @@ impl GdnLayer {
         conv_weight_to_tap_major(&conv, params.conv_weight, &mut conv_weight)?;
         let hv = ("num_v_heads", dims.num_v_heads());
         check_len("A_log", params.a_log.len(), hv)?;
-        check_len("dt_bias", params.dt_bias.len(), hv)?;
+        match dims.decay_shape() {
+            DecayShape::PerHead => check_len("dt_bias", params.dt_bias.len(), hv)?,
+            DecayShape::PerChannel => {
+                let axis = ("num_v_heads * head_k_dim", dims.decay_len());
+                check_len("dt_bias", params.dt_bias.len(), axis)?;
+            }
+        }
         if let Some(bias) = params.conv_bias {
             check_len("conv_bias", bias.len(), ("channels", conv.channels()))?;
         }

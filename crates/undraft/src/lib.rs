@@ -5,12 +5,12 @@
 //! state is, bit for bit, what decoding just those tokens one by one would have left.
 //!
 //! ```
-//! use undraft::{Capture, Device, GdnDims, GdnLayer, GdnLayerParams, LayerDims, LayerInputs, PoolConfig, Rows, RowsMut, StatePool};
+//! use undraft::{Device, GdnDims, GdnLayer, GdnLayerParams, LayerDims, LayerInputs, PoolConfig, Rows, RowsMut, StatePool};
 //!
 //! let dims = GdnDims::new(2, 4, 64, 64)?;
 //! let device = Device::cpu();
 //! let layers = vec![LayerDims { gdn: dims, conv_width: 4 }];
-//! let mut pool = StatePool::new(&device, PoolConfig { layers, num_slots: 8, max_window: 4, capture: Capture::DeltaLog })?;
+//! let mut pool = StatePool::new(&device, PoolConfig::new(layers, 8, 4))?;
 //! let layer = GdnLayer::new(GdnLayerParams::new(dims, 4, &vec![0.1; 4 * dims.conv_dim()], &[0.0; 4], &[0.5; 4]))?;
 //!
 //! let slot = pool.alloc()?;
@@ -31,13 +31,13 @@ mod round;
 pub use device::Device;
 pub use error::{Error, Result};
 pub use layer::{GdnLayer, GdnLayerParams};
-pub use pool::{LayerDims, MemoryPerSlot, PoolConfig, Slot, StatePool};
+pub use pool::{LayerDims, MemoryPerSlot, PoolConfig, Slot, Snapshot, StatePool};
 pub use round::{DetachedRound, LayerInputs, Round};
 pub use undraft_core::ops;
 pub use undraft_core::{
     Activation, Backend, Beta, Caps, Capture, CaptureMut, Checked, ConvDims, CuSeqlens, DType, Data, DataMut, Decay,
-    DeltaLogMut, Error as OpError, GdnDims, HeadMap, MAX_CONV_WIDTH, MAX_HEAD_DIM, NamedShape, Op, PAD_SLOT, QkNorm,
-    Rounding, Rows, RowsMut, StateIndices, StateLayout, Support, bf16, conv_state_to_channel_major,
+    DecayShape, DeltaLogMut, Error as OpError, GdnDims, HeadMap, MAX_CONV_WIDTH, MAX_HEAD_DIM, NamedShape, Op,
+    PAD_SLOT, QkNorm, Rounding, Rows, RowsMut, StateIndices, StateLayout, Support, bf16, conv_state_to_channel_major,
     conv_state_to_time_major, conv_weight_to_tap_major, f16, state_to_key_major, state_to_value_major,
 };
 /// The CPU back end: instruction sets, executors, the SIMD layer.

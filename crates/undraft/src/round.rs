@@ -1,11 +1,14 @@
 //! One round of speculation: verify every layer, then say how many tokens stay.
 
-use undraft_core::ops::{CausalConv1dUpdateArgs, ConvLogMut, DeltaRuleInputs, FusedRecurrentArgs};
+use undraft_core::ops::{
+    CausalConv1dFnArgs, CausalConv1dUpdateArgs, ChunkGatedDeltaRuleArgs, ConvLogMut, DeltaRuleInputs,
+    FusedRecurrentArgs,
+};
 use undraft_core::{Beta, Capture, CaptureMut, Decay, DeltaLogMut, Rows, RowsMut};
 
 use crate::error::{Error, Result};
 use crate::layer::GdnLayer;
-use crate::pool::{LayerStorage, Slot, StatePool, Status};
+use crate::pool::{LayerStorage, Slot, StatePool, Status, path};
 
 /// What a layer reads in a round; N tokens of all windows, sequence by sequence.
 #[derive(Clone, Copy, Debug)]
@@ -14,10 +17,36 @@ pub struct LayerInputs<'a> {
     pub layer: &'a GdnLayer,
     /// `[N, C]`, the joined q, k, v projections before the convolution; f32, bf16 or f16.
     pub mixed_qkv: Rows<'a>,
-    /// `[N, HV]`, the decay's gate projection.
+    /// `[N, HV]`, the decay's gate projection; `[N, HV, K]` with a decay per channel.
     pub a: &'a [f32],
     /// `[N, HV]`, the logit of beta.
     pub b: &'a [f32],
+}
+
+/// How a round runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Can be taken back, with the pool's capture.
+    Verify(Capture),
+    /// Keeps all tokens, token by token.
+    Final,
+    /// Keeps all tokens, in the matrix form.
+    Prefill,
+}
+
+impl Default for Mode {
+    fn default() -> Self {
+        Mode::Verify(Capture::DeltaLog)
+    }
+}
+
+impl Mode {
+    pub(crate) fn capture(self) -> Capture {
+        match self {
+            Mode::Verify(capture) => capture,
+            Mode::Final | Mode::Prefill => Capture::Final,
+        }
+    }
 }
 
 /// Slots, windows and progress of a round.
@@ -28,11 +57,19 @@ pub(crate) struct Plan {
     cu_seqlens: Vec<i32>,
     verified: Vec<bool>,
     num_pending: [Vec<u32>; 2],
-    capture: Capture,
+    /// `[num_tokens]`, or empty where every window is a chain.
+    parents: Vec<i32>,
+    /// `[num_seqs, max_window]`.
+    paths: Vec<u32>,
+    mode: Mode,
+    /// Whether a kernel that moves states on, for good, has been called.
+    started: bool,
 }
 
 impl Plan {
-    pub(crate) fn set(&mut self, slots: &[Slot], windows: &[usize], capture: Capture, num_layers: usize) {
+    pub(crate) fn set(&mut self, slots: &[Slot], windows: &[usize], parents: &[&[i32]], mode: Mode, num_layers: usize) {
+        self.parents.clear();
+        parents.iter().for_each(|parents| self.parents.extend_from_slice(parents));
         self.slots.clear();
         self.slots.extend_from_slice(slots);
         self.state_indices.clear();
@@ -46,7 +83,25 @@ impl Plan {
         }));
         self.verified.clear();
         self.verified.resize(num_layers, false);
-        self.capture = capture;
+        self.mode = mode;
+        self.started = false;
+    }
+    /// Gathers the slots' paths.
+    pub(crate) fn set_paths(&mut self, paths: &[u32], max_window: usize) {
+        self.paths.clear();
+        for slot in &self.state_indices {
+            match usize::try_from(*slot) {
+                Ok(slot) => self.paths.extend_from_slice(path(paths, max_window, slot)),
+                Err(_) => self.paths.resize(self.paths.len() + max_window, 0),
+            }
+        }
+    }
+    /// Position of the parent of token `i` of a window, -1 for the committed state.
+    fn parent(&self, seq: usize, i: usize) -> i32 {
+        match self.parents.get(self.cu_seqlens[seq] as usize + i) {
+            Some(&parent) => parent,
+            None => i as i32 - 1,
+        }
     }
     pub(crate) fn num_layers(&self) -> usize {
         self.verified.len()
@@ -134,10 +189,23 @@ impl<'p> Round<'p> {
         }
 
         // Both argument sets are checked before either kernel runs, so that an error leaves everything as it was.
-        Call { storage, plan, max_window: *max_window, inputs: &inputs }.recurrent(conv_out, out.reborrow()).check()?;
         let mut call = Call { storage, plan, max_window: *max_window, inputs: &inputs };
-        device.backend().causal_conv1d_update(call.conv(conv_out).check()?)?;
-        device.backend().fused_recurrent_gated_delta_rule(call.recurrent(conv_out, out).check()?)?;
+        call.recurrent(conv_out, out.reborrow()).check()?;
+        call.conv(conv_out).check()?;
+        plan.started = plan.mode.capture() == Capture::Final;
+        let mut call = Call { storage, plan, max_window: *max_window, inputs: &inputs };
+        if plan.mode == Mode::Prefill {
+            for (seq, &slot) in plan.state_indices.iter().enumerate() {
+                if let Ok(slot) = usize::try_from(slot) {
+                    call.storage.settle(device, slot, path(&plan.paths, *max_window, seq))?;
+                }
+            }
+            device.backend().causal_conv1d_fn(call.conv_fn(conv_out).check()?)?;
+            device.backend().chunk_gated_delta_rule(call.chunk(conv_out, out).check()?)?;
+        } else {
+            device.backend().causal_conv1d_update(call.conv(conv_out).check()?)?;
+            device.backend().fused_recurrent_gated_delta_rule(call.recurrent(conv_out, out).check()?)?;
+        }
 
         storage.head_map = inputs.layer.head_map;
         for &slot in &plan.state_indices {
@@ -153,23 +221,46 @@ impl<'p> Round<'p> {
     /// Keeps the first `num_kept[s]` tokens of each window, 0..=T, in all layers; 0 leaves a slot as it was.
     ///
     /// Nothing is computed here with the delta log: the next round's kernels replay the kept tokens while they load the
-    /// states.
+    /// states. In a draft tree the first tokens must follow one another; see [`Round::commit_path`].
     ///
     /// # Errors
-    /// [`Error::Entries`], [`Error::NumKept`], [`Error::FinalKeepsAll`] or [`Error::NotVerified`]; the round is then
-    /// rolled back.
-    pub fn commit(mut self, num_kept: &[usize]) -> Result<()> {
+    /// [`Error::Entries`], [`Error::NumKept`], [`Error::NotAPath`], [`Error::FinalKeepsAll`] or [`Error::NotVerified`]; the
+    /// round is then rolled back.
+    pub fn commit(self, num_kept: &[usize]) -> Result<()> {
+        self.decide("num_kept", num_kept, |_, i| i)
+    }
+
+    /// Keeps a path through each draft tree: positions in the window, each the parent of the next, from a token that
+    /// follows the committed state on; an empty path leaves a slot as it was.
+    ///
+    /// # Errors
+    /// As [`Round::commit`].
+    pub fn commit_path(self, paths: &[&[usize]]) -> Result<()> {
+        let num_kept: Vec<usize> = paths.iter().map(|path| path.len()).collect();
+        self.decide("paths", &num_kept, |seq, i| paths[seq][i])
+    }
+
+    /// Keeps `num_kept[s]` tokens of each window: those at `kept(s, 0..num_kept[s])`.
+    fn decide(mut self, arg: &'static str, num_kept: &[usize], kept: impl Fn(usize, usize) -> usize) -> Result<()> {
         let Some(plan) = &self.plan else { return Err(Error::ForeignRound) };
         if num_kept.len() != plan.slots.len() {
-            return Err(Error::Entries { arg: "num_kept", expected: plan.slots.len(), got: num_kept.len() });
+            return Err(Error::Entries { arg, expected: plan.slots.len(), got: num_kept.len() });
         }
         for (seq, &got) in num_kept.iter().enumerate() {
             let num_tokens = plan.window(seq);
             if got > num_tokens {
                 return Err(Error::NumKept { seq, got, num_tokens });
             }
-            if plan.capture == Capture::Final && got != num_tokens {
+            if plan.mode.capture() == Capture::Final && got != num_tokens {
                 return Err(Error::FinalKeepsAll { seq, got, num_tokens });
+            }
+            let mut before = -1;
+            for position in 0..got {
+                let token = kept(seq, position);
+                if token >= num_tokens || plan.parent(seq, token) != before {
+                    return Err(Error::NotAPath { arg, seq, position, got: token, before, num_tokens });
+                }
+                before = token as i32;
             }
         }
         if plan.num_tokens() > 0
@@ -178,10 +269,15 @@ impl<'p> Round<'p> {
             return Err(Error::NotVerified { layer });
         }
         let Some(plan) = self.plan.take() else { return Err(Error::ForeignRound) };
-        let StatePool { layers, max_window, slots, spare, .. } = &mut *self.pool;
-        if plan.num_tokens() > 0 && plan.capture != Capture::Final {
-            for layer in layers {
-                keep(layer, &plan, num_kept, *max_window);
+        let StatePool { layers, max_window, slots, spare, paths, .. } = &mut *self.pool;
+        if plan.num_tokens() > 0 && plan.mode.capture() != Capture::Final {
+            for (seq, &num_kept) in num_kept.iter().enumerate() {
+                let Ok(slot) = usize::try_from(plan.state_indices[seq]) else { continue };
+                let path = &mut paths[slot * *max_window..(slot + 1) * *max_window];
+                path.iter_mut().take(num_kept).enumerate().for_each(|(i, entry)| *entry = kept(seq, i) as u32);
+                for layer in &mut *layers {
+                    keep(layer, &plan, seq, slot, path, num_kept)?;
+                }
             }
         }
         slots.close_round(&plan.slots, self.id, Status::Idle);
@@ -198,9 +294,9 @@ impl<'p> Round<'p> {
     /// [`Error::CannotDetach`] for captures that use memory of the round; the round is then rolled back.
     pub fn detach(mut self) -> Result<DetachedRound> {
         match self.plan.take() {
-            Some(plan) if plan.capture == Capture::DeltaLog => Ok(DetachedRound { plan, id: self.id }),
+            Some(plan) if plan.mode.capture() == Capture::DeltaLog => Ok(DetachedRound { plan, id: self.id }),
             Some(plan) => {
-                let capture = plan.capture;
+                let capture = plan.mode.capture();
                 self.plan = Some(plan);
                 Err(Error::CannotDetach { capture })
             }
@@ -213,30 +309,32 @@ impl Drop for Round<'_> {
     fn drop(&mut self) {
         // Nothing to undo: windows never touch the committed state. A `Final` round does.
         if let Some(plan) = self.plan.take() {
-            let torn = plan.capture == Capture::Final && plan.verified.contains(&true);
-            let status = if torn { Status::Torn } else { Status::Idle };
+            let status = if plan.started { Status::Torn } else { Status::Idle };
             self.pool.slots.close_round(&plan.slots, self.id, status);
             self.pool.spare = Some(plan);
         }
     }
 }
 
-/// Notes (or, with captured states, copies) what stays of a round in one layer.
-fn keep(layer: &mut LayerStorage, plan: &Plan, num_kept: &[usize], max_window: usize) {
-    let state_len = layer.dims.gdn.state_len();
-    for (seq, &kept) in num_kept.iter().enumerate() {
-        let Ok(slot) = usize::try_from(plan.state_indices[seq]) else { continue };
-        let mut recurrent = kept as u32;
-        if plan.capture == Capture::PerToken {
-            if kept > 0 {
-                let from = (seq * max_window + kept - 1) * state_len;
-                let to = &mut layer.recurrent[slot * state_len..(slot + 1) * state_len];
-                to.copy_from_slice(&layer.captured[from..from + state_len]);
+/// Notes (or, with captured states, copies) what stays of a sequence in one layer.
+fn keep(layer: &mut LayerStorage, plan: &Plan, seq: usize, slot: usize, path: &[u32], num_kept: usize) -> Result<()> {
+    let mut recurrent = num_kept as u32;
+    if plan.mode.capture() == Capture::PerToken {
+        if let Some(&last) = path[..num_kept].last() {
+            let len = layer.dims.gdn.state_len();
+            let from = (seq * path.len() + last as usize) * len;
+            let to = layer.recurrent_range(slot);
+            if !layer.recurrent.copy_from(to, &layer.captured, from..from + len) {
+                let (got, expected) = (layer.captured.dtype(), layer.recurrent.dtype());
+                return Err(
+                    undraft_core::Error::DType { arg: "captured states", got, of_arg: "state", expected }.into()
+                );
             }
-            recurrent = 0;
         }
-        layer.pending[slot] = [recurrent, kept as u32];
+        recurrent = 0;
     }
+    layer.pending[slot] = [recurrent, num_kept as u32];
+    Ok(())
 }
 
 fn check_dims(layer: usize, got: &GdnLayer, storage: &LayerStorage) -> Result<()> {
@@ -246,6 +344,7 @@ fn check_dims(layer: usize, got: &GdnLayer, storage: &LayerStorage) -> Result<()
         ("num_v_heads", got.dims.num_v_heads(), pool.gdn.num_v_heads()),
         ("head_k_dim", got.dims.head_k_dim(), pool.gdn.head_k_dim()),
         ("head_v_dim", got.dims.head_v_dim(), pool.gdn.head_v_dim()),
+        ("decay factors of a head", got.dims.decay_dim(), pool.gdn.decay_dim()),
         ("conv_width", got.conv.width(), pool.conv_width),
     ];
     match sizes.into_iter().find(|(_, got, expected)| got != expected) {
@@ -267,7 +366,7 @@ impl Call<'_> {
         let layer = self.inputs.layer;
         let (plan, storage) = (self.plan, &mut *self.storage);
         let channels = storage.conv.channels();
-        let final_capture = plan.capture == Capture::Final;
+        let final_capture = plan.mode.capture() == Capture::Final;
         CausalConv1dUpdateArgs {
             dims: storage.conv,
             x: self.inputs.mixed_qkv,
@@ -280,21 +379,50 @@ impl Call<'_> {
             state: &mut storage.conv_state,
             log: Some(ConvLogMut { x: &mut storage.conv_log, max_tokens: self.max_window }),
             num_pending: &plan.num_pending[1],
-            pending_path: &[],
-            parents: &[],
+            pending_path: &plan.paths,
+            parents: &plan.parents,
             capture: if final_capture { Capture::Final } else { Capture::DeltaLog },
             out: RowsMut::new(&mut out[..plan.num_tokens() * channels], channels),
         }
     }
 
-    fn recurrent<'c>(&'c mut self, conv_out: &'c [f32], out: RowsMut<'c>) -> FusedRecurrentArgs<'c> {
+    fn conv_fn<'c>(&'c mut self, out: &'c mut [f32]) -> CausalConv1dFnArgs<'c> {
         let layer = self.inputs.layer;
         let (plan, storage) = (self.plan, &mut *self.storage);
-        let dims = storage.dims.gdn;
         let channels = storage.conv.channels();
+        CausalConv1dFnArgs {
+            dims: storage.conv,
+            x: self.inputs.mixed_qkv,
+            weight: &layer.conv_weight,
+            bias: layer.conv_bias.as_deref(),
+            activation: layer.activation,
+            cu_seqlens: &plan.cu_seqlens,
+            state_indices: &plan.state_indices,
+            num_slots: storage.pending.len(),
+            state: &mut storage.conv_state,
+            out: RowsMut::new(&mut out[..plan.num_tokens() * channels], channels),
+        }
+    }
+
+    fn chunk<'c>(&'c mut self, conv_out: &'c [f32], out: RowsMut<'c>) -> ChunkGatedDeltaRuleArgs<'c> {
+        let inputs = self.delta_rule(conv_out);
+        let storage = &mut *self.storage;
+        let num_slots = storage.pending.len();
+        ChunkGatedDeltaRuleArgs { inputs, num_slots, state: storage.recurrent.all_mut(), checkpoints: None, out }
+    }
+
+    /// What the recurrence and the matrix form read.
+    fn delta_rule<'c>(&self, conv_out: &'c [f32]) -> DeltaRuleInputs<'c>
+    where
+        Self: 'c,
+    {
+        let layer = self.inputs.layer;
+        let plan = self.plan;
+        let dims = self.storage.dims.gdn;
+        let channels = self.storage.conv.channels();
         let conv_out = &conv_out[..plan.num_tokens() * channels];
         let part = |offset: usize| Rows::new(&conv_out[offset.min(conv_out.len())..], channels);
-        let inputs = DeltaRuleInputs {
+        DeltaRuleInputs {
             dims,
             q: part(0),
             k: part(dims.key_dim()),
@@ -307,14 +435,20 @@ impl Call<'_> {
             rounding: layer.rounding,
             cu_seqlens: &plan.cu_seqlens,
             state_indices: &plan.state_indices,
-            parents: &[],
-        };
+            parents: &plan.parents,
+        }
+    }
+
+    fn recurrent<'c>(&'c mut self, conv_out: &'c [f32], out: RowsMut<'c>) -> FusedRecurrentArgs<'c> {
+        let inputs = self.delta_rule(conv_out);
+        let (plan, storage) = (self.plan, &mut *self.storage);
+        let dims = storage.dims.gdn;
         let with_log = !storage.log_k.is_empty();
         let captured = plan.slots.len() * self.max_window * dims.state_len();
         FusedRecurrentArgs {
             inputs,
             num_slots: storage.pending.len(),
-            state: (&mut storage.recurrent[..]).into(),
+            state: storage.recurrent.all_mut(),
             log: with_log.then_some(DeltaLogMut {
                 k: &mut storage.log_k,
                 decay: &mut storage.log_decay,
@@ -322,14 +456,13 @@ impl Call<'_> {
                 max_tokens: self.max_window,
             }),
             num_pending: &plan.num_pending[0],
-            pending_path: &[],
-            capture: match plan.capture {
+            pending_path: if with_log { &plan.paths } else { &[] },
+            capture: match plan.mode.capture() {
                 Capture::Final => CaptureMut::Final,
                 Capture::DeltaLog => CaptureMut::DeltaLog,
-                Capture::PerToken => CaptureMut::PerToken {
-                    states: (&mut storage.captured[..captured]).into(),
-                    max_tokens: self.max_window,
-                },
+                Capture::PerToken => {
+                    CaptureMut::PerToken { states: storage.captured.data_mut(0..captured), max_tokens: self.max_window }
+                }
             },
             out,
         }

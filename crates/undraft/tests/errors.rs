@@ -4,12 +4,12 @@ mod common;
 
 use common::{Model, bits, device};
 use undraft::{
-    Capture, Device, Error, GdnDims, GdnLayer, GdnLayerParams, LayerInputs, PoolConfig, Rows, RowsMut, Slot, StatePool,
+    Device, Error, GdnDims, GdnLayer, GdnLayerParams, LayerInputs, PoolConfig, Rows, RowsMut, Slot, StatePool,
 };
 
 fn setup() -> (Model, StatePool, Slot, Slot) {
     let model = Model::new(&[(1, 2, 32, 16, 4), (1, 2, 32, 16, 4)]);
-    let config = PoolConfig { layers: model.layer_dims(), num_slots: 3, max_window: 4, capture: Capture::DeltaLog };
+    let config = PoolConfig::new(model.layer_dims(), 3, 4);
     let mut pool = StatePool::new(&device(1), config).unwrap();
     let (a, b) = (pool.alloc().unwrap(), pool.alloc().unwrap());
     for (slot, token) in [(a, 5), (b, 9)] {
@@ -24,7 +24,7 @@ fn snapshot(pool: &mut StatePool, slots: &[Slot]) -> Vec<Vec<u32>> {
     let mut all = Vec::new();
     for &slot in slots {
         for layer in 0..pool.num_layers() {
-            all.push(bits(pool.recurrent_state(layer, slot).unwrap()));
+            all.push(bits(&pool.recurrent_state(layer, slot).unwrap().to_f32()));
             all.push(bits(pool.conv_state(layer, slot).unwrap()));
         }
     }
@@ -85,7 +85,7 @@ fn use_after_free_is_refused_also_when_the_place_is_given_out_again() {
     let mut round = pool.begin(&[again], &[1]).unwrap();
     model.verify(&mut round, &[1]);
     round.rollback();
-    assert!(pool.recurrent_state(0, again).unwrap().iter().all(|&x| x == 0.0));
+    assert!(pool.recurrent_state(0, again).unwrap().to_f32().iter().all(|&x| x == 0.0));
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn an_abandoned_prefill_tears_its_slot_until_it_is_reset() {
     assert_eq!(pool.begin(&[a], &[1]).err(), Some(Error::SlotTorn { slot: a }));
     assert_eq!(pool.fork(a).err(), Some(Error::SlotTorn { slot: a }));
     pool.reset(a).unwrap();
-    assert!(pool.recurrent_state(1, a).unwrap().iter().all(|&x| x == 0.0));
+    assert!(pool.recurrent_state(1, a).unwrap().to_f32().iter().all(|&x| x == 0.0));
     pool.free(b).unwrap();
 }
 
@@ -203,7 +203,7 @@ fn detached_rounds_of_other_pools_or_reset_slots_are_refused() {
 fn absurd_sizes_are_errors() {
     let dims = GdnDims::new(1, 1, 256, 256).unwrap();
     let layers = vec![undraft::LayerDims { gdn: dims, conv_width: 4 }; 2];
-    let config = PoolConfig { layers, num_slots: 1 << 24, max_window: 1 << 16, capture: Capture::DeltaLog };
+    let config = PoolConfig::new(layers, 1 << 24, 1 << 16);
     let make = |change: fn(&mut PoolConfig)| {
         let mut config = config.clone();
         change(&mut config);

@@ -12,7 +12,7 @@ fn sizes() -> Vec<(usize, usize, usize, usize, usize)> {
 
 fn pool(model: &Model, device: &Device, num_slots: usize, capture: Capture) -> StatePool {
     let layers = model.layer_dims();
-    StatePool::new(device, PoolConfig { layers, num_slots, max_window: 6, capture }).unwrap()
+    StatePool::new(device, PoolConfig { capture, ..PoolConfig::new(layers, num_slots, 6) }).unwrap()
 }
 
 /// Bits of one token's outputs, layer by layer.
@@ -35,7 +35,7 @@ fn decode(model: &Model, tokens: &[u64]) -> (Vec<Outputs>, Vec<States>) {
 
 fn states(pool: &mut StatePool, slot: Slot) -> Vec<States> {
     (0..pool.num_layers())
-        .map(|i| (bits(pool.recurrent_state(i, slot).unwrap()), bits(pool.conv_state(i, slot).unwrap())))
+        .map(|i| (bits(&pool.recurrent_state(i, slot).unwrap().to_f32()), bits(pool.conv_state(i, slot).unwrap())))
         .collect()
 }
 

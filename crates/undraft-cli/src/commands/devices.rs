@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::json;
 use undraft::cpu::{CpuBackend, Isa};
-use undraft::{Backend, Capture, Device, GdnDims, LayerDims, PoolConfig, StatePool};
+use undraft::{Backend, Device, GdnDims, LayerDims, PoolConfig, StatePool};
 
 use crate::common::{available_threads, bytes};
 
@@ -28,12 +28,7 @@ pub fn run(args: &Args) -> Result<bool> {
     let mut memory = Vec::new();
     for (name, num_layers, h, hv, dim) in SHAPES {
         let gdn = GdnDims::new(h, hv, dim, dim)?;
-        let config = PoolConfig {
-            layers: vec![LayerDims { gdn, conv_width: 4 }],
-            num_slots: 1,
-            max_window: 4,
-            capture: Capture::DeltaLog,
-        };
+        let config = PoolConfig::new(vec![LayerDims { gdn, conv_width: 4 }], 1, 4);
         let layer = StatePool::new(&Device::cpu(), config)?.memory_per_slot();
         memory.push((name, num_layers, h, hv, dim, gdn.log_len() * 4, layer));
     }

@@ -1,6 +1,6 @@
 //! What one sequence leaves behind in a model.
 
-use undraft::{Capture, LayerDims, PoolConfig, Slot, StatePool};
+use undraft::{LayerDims, PoolConfig, Slot, StatePool};
 
 use super::Model;
 use super::block::Mixer;
@@ -43,7 +43,7 @@ impl HybridCache {
                 }
             }
         }
-        let pool = PoolConfig { layers, num_slots: 1, max_window: cache.max_window, capture: Capture::DeltaLog };
+        let pool = PoolConfig::new(layers, 1, cache.max_window);
         let mut pool = StatePool::new(model.device(), pool)?;
         let slot = pool.alloc()?;
         Ok(Self { model_id: model.id, pool, slot, kv, len: 0, capacity: cache.capacity })
@@ -89,8 +89,8 @@ impl HybridCache {
     ///
     /// # Errors
     /// [`ModelError::Pool`] if there is no such layer, or a prefill failed half way.
-    pub fn recurrent_state(&mut self, gdn_layer: usize) -> Result<&[f32]> {
-        Ok(self.pool.recurrent_state(gdn_layer, self.slot)?)
+    pub fn recurrent_state(&mut self, gdn_layer: usize) -> Result<Vec<f32>> {
+        Ok(self.pool.recurrent_state(gdn_layer, self.slot)?.to_f32())
     }
 
     /// Last inputs of the convolution of a Gated DeltaNet layer (counted among those), `[W - 1, C]`, oldest first.

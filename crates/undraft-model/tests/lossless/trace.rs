@@ -57,7 +57,8 @@ impl Reference {
     fn record(&mut self, token: u32, logits: &[f32], cache: &mut HybridCache, num_gdn: usize) {
         self.tokens.push(token);
         self.logits.push(print(logits));
-        let mut state = |layer| [print(cache.recurrent_state(layer).unwrap()), print(cache.conv_state(layer).unwrap())];
+        let mut state =
+            |layer| [print(&cache.recurrent_state(layer).unwrap()), print(cache.conv_state(layer).unwrap())];
         self.states.push((0..num_gdn).map(&mut state).collect());
         self.kv = cache.kv().iter().map(kv_prints).collect();
     }
@@ -152,7 +153,7 @@ impl<'r> Checker<'r> {
         let states = &reference.states[self.num_tokens - 1];
         for (index, (layer, want)) in gdn.into_iter().zip(states).enumerate() {
             if all_states || self.rng.one_in(3) {
-                let got = print(cache.recurrent_state(index).unwrap());
+                let got = print(&cache.recurrent_state(index).unwrap());
                 self.same(got == want[0], len, Some(layer), "recurrent state");
             }
             if all_states || self.rng.one_in(3) {

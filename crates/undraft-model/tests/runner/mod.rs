@@ -109,7 +109,7 @@ pub fn cache_bits(model: &Model, cache: &mut HybridCache) -> Vec<Vec<u32>> {
     let num_gdn = model.config().num_layers - cache.kv().len();
     let mut all: Vec<_> = cache.kv().iter().flat_map(|kv| [bits(&kv.keys()), bits(&kv.values())]).collect();
     for layer in 0..num_gdn {
-        all.push(bits(cache.recurrent_state(layer).unwrap()));
+        all.push(bits(&cache.recurrent_state(layer).unwrap()));
         all.push(bits(cache.conv_state(layer).unwrap()));
     }
     all

@@ -1,16 +1,20 @@
 //! The states of all sequences and layers, in slots.
 
 mod slots;
+mod snapshot;
+mod states;
 mod storage;
 
-use undraft_core::{Capture, GdnDims, StateLayout, state_to_key_major, state_to_value_major};
+use half::slice::HalfFloatSliceExt;
+use undraft_core::{Capture, DType, Data, DataMut, GdnDims, StateLayout, state_to_key_major, state_to_value_major};
 
 pub use slots::Slot;
 pub(crate) use slots::{SlotTable, Status};
+pub use snapshot::Snapshot;
 pub(crate) use storage::LayerStorage;
 
 use crate::error::{Error, Result};
-use crate::round::{Plan, Round};
+use crate::round::{Mode, Plan, Round};
 use crate::{DetachedRound, Device};
 
 /// Sizes of one Gated DeltaNet layer of a model.
@@ -33,6 +37,16 @@ pub struct PoolConfig {
     pub max_window: usize,
     /// What windows record: `DeltaLog`, or `PerToken` (slower, T full states; for comparison).
     pub capture: Capture,
+    /// Dtype of the recurrent states. A 16-bit state is rounded after every token, in every mode, and is half as large;
+    /// convolution states and logs are f32 in either case.
+    pub state_dtype: DType,
+}
+
+impl PoolConfig {
+    /// A delta log and f32 states; change the fields that differ.
+    pub fn new(layers: Vec<LayerDims>, num_slots: usize, max_window: usize) -> Self {
+        Self { layers, num_slots, max_window, capture: Capture::DeltaLog, state_dtype: DType::F32 }
+    }
 }
 
 /// Bytes of one slot over all layers.
@@ -69,6 +83,8 @@ pub struct StatePool {
     pub(crate) slots: SlotTable,
     pub(crate) capture: Capture,
     pub(crate) max_window: usize,
+    /// Log entries that a slot's pending tokens are, in order: `[num_slots, max_window]`. A chain's are 0, 1, ..
+    pub(crate) paths: Vec<u32>,
     /// `[num_tokens, C]` of the largest call.
     pub(crate) conv_out: Vec<f32>,
     /// A plan whose buffers the next round uses again.
@@ -81,7 +97,7 @@ impl StatePool {
     /// # Errors
     /// [`Error::Op`] for sizes out of range, [`Error::OutOfMemory`] if the system refuses.
     pub fn new(device: &Device, config: PoolConfig) -> Result<Self> {
-        let PoolConfig { layers, num_slots, max_window, capture } = config;
+        let PoolConfig { layers, num_slots, max_window, capture, state_dtype } = config;
         let range = |arg, got: usize, min, max| match got >= min && got <= max {
             true => Ok(()),
             false => Err(undraft_core::Error::OutOfRange { arg, got: got as i64, min: min as i64, max: max as i64 }),
@@ -97,13 +113,18 @@ impl StatePool {
             }
             .into());
         }
-        let layers = layers.iter().map(|dims| LayerStorage::new(*dims, num_slots, max_window, capture));
+        let mut paths = states::zeros("the paths of draft trees", 0, &[num_slots, max_window])?;
+        for path in paths.chunks_exact_mut(max_window) {
+            path.iter_mut().zip(0..).for_each(|(entry, n)| *entry = n);
+        }
+        let layers = layers.iter().map(|dims| LayerStorage::new(*dims, num_slots, max_window, capture, state_dtype));
         Ok(Self {
             device: device.clone(),
             layers: layers.collect::<Result<_>>()?,
             slots: SlotTable::new(num_slots),
             capture,
             max_window,
+            paths,
             conv_out: Vec::new(),
             spare: None,
         })
@@ -181,6 +202,8 @@ impl StatePool {
         for layer in &mut self.layers {
             layer.copy_slot(slot.index(), to.index());
         }
+        let n = self.max_window;
+        self.paths.copy_within(slot.index() * n..(slot.index() + 1) * n, to.index() * n);
         Ok(to)
     }
 
@@ -197,10 +220,45 @@ impl StatePool {
     /// # Errors
     /// A stale, busy, torn or repeated slot, or a window over `max_window`.
     pub fn begin(&mut self, slots: &[Slot], windows: &[usize]) -> Result<Round<'_>> {
-        self.begin_with(slots, windows, self.capture)
+        self.begin_with(slots, windows, &[], Mode::Verify(self.capture))
     }
 
-    /// Opens windows of any length that keep all their tokens: prefill.
+    /// Opens a draft tree on each slot: `parents[s][i]` is the position in the window of the token that token i follows, or
+    /// -1 for the slot's committed state. Parents come before their children; several tokens may have the same one.
+    ///
+    /// [`Round::commit_path`] says which tokens stay.
+    ///
+    /// ```
+    /// # use undraft::{Device, GdnDims, GdnLayer, GdnLayerParams, LayerDims, LayerInputs, PoolConfig, Rows, RowsMut, StatePool};
+    /// # let dims = GdnDims::new(1, 1, 16, 16)?;
+    /// # let layer = GdnLayer::new(GdnLayerParams::new(dims, 4, &vec![0.1; 4 * dims.conv_dim()], &[0.0], &[0.5]))?;
+    /// # let layers = vec![LayerDims { gdn: dims, conv_width: 4 }];
+    /// # let mut pool = StatePool::new(&Device::cpu(), PoolConfig::new(layers, 1, 4))?;
+    /// # let (qkv, gate, mut out) = (vec![0.3; 4 * dims.conv_dim()], vec![0.1; 4], vec![0.0; 4 * dims.value_dim()]);
+    /// # let inputs = LayerInputs { layer: &layer, mixed_qkv: Rows::new(&qkv[..], dims.conv_dim()), a: &gate, b: &gate };
+    /// let slot = pool.alloc()?;
+    /// // A token, two guesses of the one after it, and one that follows the second guess.
+    /// let mut round = pool.begin_tree(&[slot], &[&[-1, 0, 0, 2]])?;
+    /// round.verify(0, inputs, RowsMut::new(&mut out[..], dims.value_dim()))?;
+    /// round.commit_path(&[&[0, 2, 3]])?; // the second guess was right, and so was the one after it
+    /// # Ok::<(), undraft::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A stale, busy, torn or repeated slot, a window over `max_window`, or a parent that does not come before its child.
+    pub fn begin_tree(&mut self, slots: &[Slot], parents: &[&[i32]]) -> Result<Round<'_>> {
+        for (seq, parents) in parents.iter().enumerate() {
+            for (position, &got) in parents.iter().enumerate() {
+                if got < -1 || i64::from(got) >= position as i64 {
+                    return Err(Error::Parent { seq, position, got });
+                }
+            }
+        }
+        let windows: Vec<usize> = parents.iter().map(|p| p.len()).collect();
+        self.begin_with(slots, &windows, parents, Mode::Verify(self.capture))
+    }
+
+    /// Opens windows of any length that keep all their tokens: prefill, token by token and bit for bit as decoding.
     ///
     /// The states are overwritten. A round that is dropped after its first `verify` and before `commit` leaves its slots
     /// torn: [`StatePool::reset`] or [`StatePool::free`] them.
@@ -208,10 +266,21 @@ impl StatePool {
     /// # Errors
     /// A stale, busy, torn or repeated slot.
     pub fn begin_final(&mut self, slots: &[Slot], windows: &[usize]) -> Result<Round<'_>> {
-        self.begin_with(slots, windows, Capture::Final)
+        self.begin_with(slots, windows, &[], Mode::Final)
     }
 
-    fn begin_with(&mut self, slots: &[Slot], windows: &[usize], capture: Capture) -> Result<Round<'_>> {
+    /// As [`StatePool::begin_final`], with `causal_conv1d_fn` and the matrix form `chunk_gated_delta_rule`: faster for
+    /// prompts, close to decoding and not bit-equal to it. The result depends on where a prompt is cut into rounds, except
+    /// at multiples of 64 tokens.
+    ///
+    /// # Errors
+    /// A stale, busy, torn or repeated slot.
+    pub fn begin_prefill(&mut self, slots: &[Slot], windows: &[usize]) -> Result<Round<'_>> {
+        self.begin_with(slots, windows, &[], Mode::Prefill)
+    }
+
+    fn begin_with(&mut self, slots: &[Slot], windows: &[usize], parents: &[&[i32]], mode: Mode) -> Result<Round<'_>> {
+        let capture = mode.capture();
         if windows.len() != slots.len() {
             return Err(Error::Entries { arg: "windows", expected: slots.len(), got: windows.len() });
         }
@@ -234,7 +303,8 @@ impl StatePool {
             return Err(undraft_core::Error::OutOfRange { arg: "windows", got, min: 0, max }.into());
         }
         let mut plan = self.spare.take().unwrap_or_default();
-        plan.set(slots, windows, capture, self.layers.len());
+        plan.set(slots, windows, parents, mode, self.layers.len());
+        plan.set_paths(&self.paths, self.max_window);
         if capture == Capture::PerToken {
             for layer in &mut self.layers {
                 layer.reserve_captured(slots.len(), self.max_window)?;
@@ -266,7 +336,7 @@ impl StatePool {
         }
         for &slot in slots {
             for layer in &mut self.layers {
-                layer.settle(&self.device, slot.index(), self.max_window)?;
+                layer.settle(&self.device, slot.index(), path(&self.paths, self.max_window, slot.index()))?;
             }
         }
         Ok(())
@@ -279,16 +349,17 @@ impl StatePool {
         }
         self.slots.check(slot)?;
         let storage = &mut self.layers[layer];
-        storage.settle(&self.device, slot.index(), self.max_window)?;
+        storage.settle(&self.device, slot.index(), path(&self.paths, self.max_window, slot.index()))?;
         Ok(storage)
     }
 
-    /// A slot's recurrent state `[HV, V, K]` of a layer, settled.
+    /// A slot's recurrent state `[HV, V, K]` of a layer, settled, in the pool's `state_dtype`.
     ///
     /// # Errors
     /// [`Error::Layer`], or a stale, busy or torn slot.
-    pub fn recurrent_state(&mut self, layer: usize, slot: Slot) -> Result<&[f32]> {
-        Ok(self.settled(layer, slot)?.recurrent_mut(slot.index()))
+    pub fn recurrent_state(&mut self, layer: usize, slot: Slot) -> Result<Data<'_>> {
+        let storage = self.settled(layer, slot)?;
+        Ok(storage.recurrent.data(storage.recurrent_range(slot.index())))
     }
 
     /// A slot's convolution state `[W - 1, C]` of a layer, oldest input first, settled.
@@ -299,14 +370,22 @@ impl StatePool {
         Ok(self.settled(layer, slot)?.conv_mut(slot.index()))
     }
 
-    /// Copies a slot's recurrent state of a layer out, in the layout asked for.
+    /// Copies a slot's recurrent state of a layer out as f32, in the layout asked for.
     ///
     /// # Errors
     /// [`Error::Layer`], a stale, busy or torn slot, or a buffer of the wrong size.
     pub fn export_recurrent(&mut self, layer: usize, slot: Slot, layout: StateLayout, to: &mut [f32]) -> Result<()> {
         let storage = self.settled(layer, slot)?;
         let dims = storage.dims.gdn;
-        let from = storage.recurrent_mut(slot.index());
+        let data = storage.recurrent.data(storage.recurrent_range(slot.index()));
+        let widened;
+        let from = match data {
+            Data::F32(state) => state,
+            data => {
+                widened = data.to_f32();
+                &widened[..]
+            }
+        };
         match layout {
             StateLayout::KeyMajor => state_to_key_major(&dims, from, to)?,
             StateLayout::ValueMajor => copy_state("to", &dims, from, to)?,
@@ -314,20 +393,31 @@ impl StatePool {
         Ok(())
     }
 
-    /// Overwrites a slot's recurrent state of a layer.
+    /// Overwrites a slot's recurrent state of a layer; a 16-bit state rounds to nearest even.
     ///
     /// # Errors
     /// [`Error::Layer`], a stale, busy or torn slot, or a buffer of the wrong size.
     pub fn import_recurrent(&mut self, layer: usize, slot: Slot, layout: StateLayout, from: &[f32]) -> Result<()> {
         let storage = self.settled(layer, slot)?;
         let dims = storage.dims.gdn;
-        let to = storage.recurrent_mut(slot.index());
+        let mut values = vec![0.0; dims.state_len()];
         match layout {
-            StateLayout::KeyMajor => state_to_value_major(&dims, from, to)?,
-            StateLayout::ValueMajor => copy_state("from", &dims, from, to)?,
+            StateLayout::KeyMajor => state_to_value_major(&dims, from, &mut values)?,
+            StateLayout::ValueMajor => copy_state("from", &dims, from, &mut values)?,
+        }
+        let range = storage.recurrent_range(slot.index());
+        match storage.recurrent.data_mut(range) {
+            DataMut::F32(to) => to.copy_from_slice(&values),
+            DataMut::Bf16(to) => to.convert_from_f32_slice(&values),
+            DataMut::F16(to) => to.convert_from_f32_slice(&values),
         }
         Ok(())
     }
+}
+
+/// A slot's row of the paths.
+pub(crate) fn path(paths: &[u32], max_window: usize, slot: usize) -> &[u32] {
+    &paths[slot * max_window..(slot + 1) * max_window]
 }
 
 fn copy_state(arg: &'static str, dims: &GdnDims, from: &[f32], to: &mut [f32]) -> Result<()> {

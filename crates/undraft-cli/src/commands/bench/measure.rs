@@ -129,6 +129,10 @@ impl<'a> Recurrent<'a> {
         for &t in tokens {
             let us = self.time(batch, t, Kind::VerifyAndCommit)?;
             rows.push(row(format!("verify T={t}, delta log, commit of 1..={t}"), us));
+            if t > 2 {
+                let us = self.time(batch, t, Kind::TreeAndCommit)?;
+                rows.push(row(format!("verify T={t} as a binary tree, commit of a path"), us));
+            }
             let us = self.time(batch, t, Kind::PerToken)?;
             rows.push(row(format!("verify T={t}, a state per token, commit"), us));
         }
@@ -152,13 +156,22 @@ impl<'a> Recurrent<'a> {
         let cu_seqlens: Vec<i32> = (0..=batch).map(|s| (s * t) as i32).collect();
         let (mut indices, mut pending) = (vec![0i32; batch], vec![0u32; batch]);
         let num_groups = slots / batch;
+        // A binary tree, level by level, and its leftmost path.
+        let parents: Vec<i32> = (0..batch * t).map(|i| ((i % t) as i32 - 1).div_euclid(2)).collect();
+        let leftmost: Vec<u32> = (0..t as u32).map(|i| (1u32 << i.min(31)) - 1).collect();
+        let depth = leftmost.iter().filter(|&&node| (node as usize) < t).count();
+        let path: Vec<u32> = (0..batch * t).map(|i| leftmost[i % t]).collect();
         let mut error = None;
         let us = median(|i| {
             let first = (i % num_groups) * batch;
             for s in 0..batch {
                 indices[s] = (first + s) as i32;
                 // Rounds keep 1..=t tokens in turn; what the round before kept is replayed by this one.
-                pending[s] = if kind == Kind::VerifyAndCommit { (1 + (i + s) % t) as u32 } else { 0 };
+                pending[s] = match kind {
+                    Kind::VerifyAndCommit => (1 + (i + s) % t) as u32,
+                    Kind::TreeAndCommit => (1 + (i + s) % depth) as u32,
+                    Kind::Decode | Kind::PerToken => 0,
+                };
             }
             let inputs = DeltaRuleInputs {
                 dims,
@@ -173,17 +186,19 @@ impl<'a> Recurrent<'a> {
                 rounding: Rounding::F32,
                 cu_seqlens: &cu_seqlens,
                 state_indices: &indices,
+                parents: if kind == Kind::TreeAndCommit { &parents } else { &[] },
             };
             let args = FusedRecurrentArgs {
                 inputs,
                 num_slots: slots,
-                state: &mut self.state,
+                state: (&mut self.state[..]).into(),
                 log: Some(DeltaLogMut { k: &mut log_k, decay: &mut log_decay, delta: &mut log_delta, max_tokens: t }),
                 num_pending: &pending,
+                pending_path: if kind == Kind::TreeAndCommit { &path } else { &[] },
                 capture: match kind {
                     Kind::Decode => CaptureMut::Final,
-                    Kind::VerifyAndCommit => CaptureMut::DeltaLog,
-                    Kind::PerToken => CaptureMut::PerToken { states: &mut captured, max_tokens: t },
+                    Kind::VerifyAndCommit | Kind::TreeAndCommit => CaptureMut::DeltaLog,
+                    Kind::PerToken => CaptureMut::PerToken { states: (&mut captured[..]).into(), max_tokens: t },
                 },
                 out: RowsMut::new(&mut out[..], dims.value_dim()),
             };
@@ -208,6 +223,8 @@ enum Kind {
     Decode,
     /// Replay of the kept tokens, then a window into the log.
     VerifyAndCommit,
+    /// The same with a binary tree for the window.
+    TreeAndCommit,
     /// A window with its states captured, then a copy of one of them.
     PerToken,
 }
@@ -236,6 +253,7 @@ pub fn chunk(backend: &CpuBackend, dims: &GdnDims, tokens: &[usize]) -> Result<V
             rounding: Rounding::F32,
             cu_seqlens: &cu_seqlens,
             state_indices: &[0],
+            parents: &[],
         };
         let mut error = None;
         let mut time = |is_chunk: bool| {
@@ -244,13 +262,20 @@ pub fn chunk(backend: &CpuBackend, dims: &GdnDims, tokens: &[usize]) -> Result<V
                     let out = RowsMut::new(&mut out[..], dims.value_dim());
                     let start = Instant::now();
                     let result = if is_chunk {
-                        let args = ChunkGatedDeltaRuleArgs { inputs, num_slots: 1, state: &mut state, out };
+                        let state = (&mut state[..]).into();
+                        let args = ChunkGatedDeltaRuleArgs { inputs, num_slots: 1, state, checkpoints: None, out };
                         args.check().and_then(|args| backend.chunk_gated_delta_rule(args))
                     } else {
-                        let (log, capture) = (None, CaptureMut::Final);
-                        let state = &mut state[..];
-                        let args =
-                            FusedRecurrentArgs { inputs, num_slots: 1, state, log, num_pending: &[], capture, out };
+                        let args = FusedRecurrentArgs {
+                            inputs,
+                            num_slots: 1,
+                            state: (&mut state[..]).into(),
+                            log: None,
+                            num_pending: &[],
+                            pending_path: &[],
+                            capture: CaptureMut::Final,
+                            out,
+                        };
                         args.check().and_then(|args| backend.fused_recurrent_gated_delta_rule(args))
                     };
                     error = error.take().or(result.err());
