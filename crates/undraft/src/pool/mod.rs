@@ -413,6 +413,23 @@ impl StatePool {
         }
         Ok(())
     }
+
+    /// Overwrites a slot's convolution state of a layer, `[W - 1, C]`, oldest input first.
+    ///
+    /// # Errors
+    /// [`Error::Layer`], a stale, busy or torn slot, or a buffer of the wrong size.
+    pub fn import_conv(&mut self, layer: usize, slot: Slot, from: &[f32]) -> Result<()> {
+        let storage = self.settled(layer, slot)?;
+        let dims = storage.conv;
+        let to = storage.conv_mut(slot.index());
+        if from.len() != to.len() {
+            let axes = vec![("conv_width - 1", dims.width() - 1), ("channels", dims.channels())];
+            let (expected, got) = (undraft_core::NamedShape(axes), from.len());
+            return Err(undraft_core::Error::Length { arg: "from", expected, got }.into());
+        }
+        to.copy_from_slice(from);
+        Ok(())
+    }
 }
 
 /// A slot's row of the paths.

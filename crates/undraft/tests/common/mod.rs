@@ -43,7 +43,7 @@ impl Model {
                 tokens.iter().flat_map(|t| values(t * 64 + what * 8 + i as u64 + 1, len)).collect()
             };
             let qkv = inputs(0, dims.conv_dim());
-            let (a, b) = (inputs(1, dims.num_v_heads()), inputs(2, dims.num_v_heads()));
+            let (a, b) = (inputs(1, dims.decay_len()), inputs(2, dims.num_v_heads()));
             let mut out = vec![f32::NAN; tokens.len() * dims.value_dim()];
             let inputs = LayerInputs { layer, mixed_qkv: Rows::new(&qkv[..], dims.conv_dim()), a: &a, b: &b };
             round.verify(i, inputs, RowsMut::new(&mut out[..], dims.value_dim())).unwrap();
