@@ -1,14 +1,17 @@
 //! Decay of a row: one factor for all channels, or one for each.
 
-use fearless_simd::{Simd, f32x16};
+use fearless_simd::prelude::*;
+use fearless_simd::{Simd, f32x8, f32x16};
 
 use super::state_rows::{Row, vectors};
 use crate::simd::{self, LANES};
 
 /// The decay of one token and value head.
 pub(super) trait Factor<const CH: usize>: Copy {
-    /// Channels `16 c .. 16 c + 16`.
-    fn vector<S: Simd>(self, s: S, c: usize) -> f32x16<S>;
+    /// Channels `16 c .. 16 c + 16`; `part` is 0.
+    fn vector<S: Simd>(self, s: S, c: usize, part: usize) -> f32x16<S>;
+    /// Half `part` of the same.
+    fn half<S: Simd>(self, s: S, c: usize, part: usize) -> f32x8<S>;
     /// The same without SIMD.
     fn lanes(self, c: usize) -> [f32; LANES];
 }
@@ -44,8 +47,12 @@ impl DecayKind for PerChannel {
 
 impl<const CH: usize> Factor<CH> for f32 {
     #[inline(always)]
-    fn vector<S: Simd>(self, s: S, _: usize) -> f32x16<S> {
+    fn vector<S: Simd>(self, s: S, _: usize, _: usize) -> f32x16<S> {
         simd::splat(s, self)
+    }
+    #[inline(always)]
+    fn half<S: Simd>(self, s: S, _: usize, _: usize) -> f32x8<S> {
+        f32x8::splat(s, self)
     }
     #[inline(always)]
     fn lanes(self, _: usize) -> [f32; LANES] {
@@ -55,8 +62,12 @@ impl<const CH: usize> Factor<CH> for f32 {
 
 impl<const CH: usize> Factor<CH> for &Row<CH> {
     #[inline(always)]
-    fn vector<S: Simd>(self, s: S, c: usize) -> f32x16<S> {
+    fn vector<S: Simd>(self, s: S, c: usize, _: usize) -> f32x16<S> {
         simd::load(s, &self[c])
+    }
+    #[inline(always)]
+    fn half<S: Simd>(self, s: S, c: usize, part: usize) -> f32x8<S> {
+        f32x8::load_array_ref(s, &self[c].as_chunks::<8>().0[part])
     }
     #[inline(always)]
     fn lanes(self, c: usize) -> [f32; LANES] {

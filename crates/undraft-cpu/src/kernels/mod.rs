@@ -16,6 +16,7 @@ mod rows;
 mod scalar_rows;
 mod state_rows;
 mod states;
+mod sweeps;
 mod tree;
 mod vector_rows;
 

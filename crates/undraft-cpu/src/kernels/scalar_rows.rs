@@ -3,7 +3,7 @@
 use undraft_core::DType;
 
 use super::factor::Factor;
-use super::state_rows::{Entry, Row, RowKernel, Rows, Token};
+use super::state_rows::{ChainRows, Entry, Row, RowKernel, Rows, Token};
 use crate::simd::{LANES, software_fma};
 
 /// No SIMD instructions asked for.
@@ -42,6 +42,22 @@ impl RowKernel for Loops {
             if let Some(delta) = &mut delta {
                 delta[r] = d;
             }
+        }
+    }
+
+    fn chain<const CH: usize, F: Factor<CH>>(self, tokens: &[Token<'_, CH, F>], rows: ChainRows<'_, CH>) {
+        let ChainRows { v, mut from, to, out, delta, ahead } = rows;
+        for (t, token) in tokens.iter().enumerate() {
+            let n = to.len();
+            let rows = Rows {
+                v: &v[t][..n],
+                from: from.take(),
+                to: &mut *to,
+                out: &mut out[t][..n],
+                delta: Some(&mut delta[t][..n]),
+                ahead: ahead.clone(),
+            };
+            self.token(*token, rows);
         }
     }
 

@@ -9,7 +9,7 @@ use super::factor::{DecayKind, Factor};
 use super::states::SharedStates;
 use super::tree::Step;
 use crate::shared::SharedMut;
-use crate::simd::{Ahead, LANES};
+use crate::simd::{Ahead, LANES, prefetch};
 
 /// One value head of one sequence.
 pub(super) struct Head<'a> {
@@ -85,6 +85,10 @@ pub(super) trait RowKernel: Copy {
     /// One token for all rows, without the rounding of the state.
     fn token<const CH: usize, F: Factor<CH>>(self, token: Token<'_, CH, F>, rows: Rows<'_, CH>);
 
+    /// At least one token, each after the one before, for all rows, whose number is a multiple of 4; without the rounding of the
+    /// state.
+    fn chain<const CH: usize, F: Factor<CH>>(self, tokens: &[Token<'_, CH, F>], rows: ChainRows<'_, CH>);
+
     /// Rounds to a 16-bit dtype.
     fn round(self, rows: &mut [[f32; LANES]], to: DType);
 }
@@ -98,6 +102,7 @@ pub(super) struct Entry<'a, const CH: usize, F> {
 }
 
 /// What a token does to every row of a head.
+#[derive(Clone, Copy)]
 pub(super) struct Token<'a, const CH: usize, F> {
     pub(super) k: &'a Row<CH>,
     pub(super) q: &'a Row<CH>,
@@ -114,6 +119,20 @@ pub(super) struct Rows<'a, const CH: usize> {
     pub(super) to: &'a mut [Row<CH>],
     pub(super) out: &'a mut [f32],
     pub(super) delta: Option<&'a mut [f32]>,
+    /// Memory that comes next.
+    pub(super) ahead: Ahead,
+}
+
+/// The rows that a chain of tokens is applied to.
+pub(super) struct ChainRows<'a, const CH: usize> {
+    /// Of each token.
+    pub(super) v: &'a [[f32; BLOCK]],
+    /// Where the rows come from; `to` where there is nothing.
+    pub(super) from: Option<&'a [Row<CH>]>,
+    pub(super) to: &'a mut [Row<CH>],
+    /// Of each token.
+    pub(super) out: &'a mut [[f32; BLOCK]],
+    pub(super) delta: &'a mut [[f32; BLOCK]],
     /// Memory that comes next.
     pub(super) ahead: Ahead,
 }
@@ -181,11 +200,34 @@ unsafe fn run_block<K: RowKernel, D: DecayKind, const CH: usize>(
             base
         }
     };
+    if let Some((log, start)) = head.log_delta {
+        // The next block's deltas: a cache line a token, each in another page, which no hardware foresees.
+        for token in 0..head.pending_entries.len().max(num_tokens) {
+            let at = start + token * head.num_v_heads * head.v_dim + rows.end;
+            prefetch(log.addresses(at..at).start);
+        }
+    }
     // SAFETY: this block's rows, as above.
     unsafe { replay::<K, D, CH>(kernel, head, rows.start, base) };
 
     let dtype = head.state.dtype();
-    for t in 0..num_tokens {
+    let is_chain = head.tree.is_none()
+        && dtype == DType::F32
+        && rows.len().is_multiple_of(4)
+        && !matches!(head.write, WriteBack::PerToken { .. });
+    for first in (0..num_tokens).step_by(CHAIN).filter(|_| is_chain) {
+        let tokens = first..num_tokens.min(first + CHAIN);
+        let share = |t: usize| at.end + if num_tokens > 1 { (at.end - at.start) * t / num_tokens } else { 0 };
+        let ahead = Ahead::new(head.state.addresses(share(tokens.start)..share(tokens.end)));
+        let (from, to) = match head.write {
+            WriteBack::Final => (None, &mut *base),
+            _ if first == 0 => (Some(&*base), &mut *work),
+            _ => (None, &mut *work),
+        };
+        // SAFETY: outputs and log entries of these rows are this thread's; the replay's parts have ended.
+        unsafe { run_chain::<K, D, CH>(kernel, head, tokens, rows.clone(), Memory { from, to, ahead }) };
+    }
+    for t in (0..num_tokens).filter(|_| !is_chain) {
         // While this block is computed, the next one is fetched, an equal share with each token. A single token goes
         // through memory as fast as it comes.
         let share = |t: usize| at.end + if num_tokens > 1 { (at.end - at.start) * t / num_tokens } else { 0 };
@@ -275,6 +317,57 @@ unsafe fn replay<K: RowKernel, D: DecayKind, const CH: usize>(
     }
 }
 
+/// Tokens that go through a block in one call.
+const CHAIN: usize = 8;
+
+/// Tokens `tokens`, a chain of at most [`CHAIN`], for the rows of a block.
+///
+/// # Safety
+/// As [`run_rows`], and no other part of these outputs and log entries is in use.
+#[inline(always)]
+unsafe fn run_chain<K: RowKernel, D: DecayKind, const CH: usize>(
+    kernel: K,
+    head: &Head<'_>,
+    tokens: Range<usize>,
+    rows: Range<usize>,
+    Memory { from, to, ahead }: Memory<'_, CH>,
+) {
+    let n = tokens.len();
+    let per_token = |t: usize| t * head.num_v_heads * head.v_dim;
+    let mut list = [head.token::<D, CH>(tokens.start); CHAIN];
+    let mut v = [[0.0; BLOCK]; CHAIN];
+    let (mut out, mut delta) = ([[0.0; BLOCK]; CHAIN], [[0.0; BLOCK]; CHAIN]);
+    for (i, t) in tokens.clone().enumerate() {
+        list[i] = head.token::<D, CH>(t);
+        v[i][..rows.len()].copy_from_slice(&head.v[per_token(t) + rows.start..per_token(t) + rows.end]);
+    }
+    let chain = ChainRows { v: &v[..n], from, to, out: &mut out[..n], delta: &mut delta[..n], ahead };
+    kernel.chain(&list[..n], chain);
+    for (i, t) in tokens.enumerate() {
+        let at = head.out_start + t * head.out_stride;
+        // SAFETY: the caller's promise.
+        unsafe { head.out.part(at + rows.start..at + rows.end) }.copy_from_slice(&out[i][..rows.len()]);
+        if let (WriteBack::DeltaLog, Some((log, at))) = (head.write, head.log_delta) {
+            let at = at + per_token(t);
+            // SAFETY: the caller's promise.
+            unsafe { log.part(at + rows.start..at + rows.end) }.copy_from_slice(&delta[i][..rows.len()]);
+        }
+    }
+}
+
+impl Head<'_> {
+    #[inline(always)]
+    fn token<D: DecayKind, const CH: usize>(&self, t: usize) -> Token<'_, CH, D::Of<'_, CH>> {
+        Token {
+            k: vectors(&self.k[t * self.k_stride..]),
+            q: vectors(&self.q[t * self.k_stride..]),
+            decay: D::of(self.decay, t * self.decay_stride),
+            beta: self.beta[t * self.num_v_heads],
+            scale: self.scale,
+        }
+    }
+}
+
 /// Token `t` for the rows of a block.
 ///
 /// # Safety
@@ -289,13 +382,7 @@ unsafe fn run_token<K: RowKernel, D: DecayKind, const CH: usize>(
 ) {
     let per_token = t * head.num_v_heads * head.v_dim;
     let part = |start: usize| start + rows.start..start + rows.end;
-    let token = Token {
-        k: vectors(&head.k[t * head.k_stride..]),
-        q: vectors(&head.q[t * head.k_stride..]),
-        decay: D::of(head.decay, t * head.decay_stride),
-        beta: head.beta[t * head.num_v_heads],
-        scale: head.scale,
-    };
+    let token = head.token::<D, CH>(t);
     let rows = Rows {
         v: &head.v[part(per_token)],
         from,

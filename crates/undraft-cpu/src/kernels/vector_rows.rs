@@ -1,12 +1,13 @@
 //! Rows of the state in vectors.
 
 use fearless_simd::prelude::*;
-use fearless_simd::{Simd, f32x4, f32x16};
+use fearless_simd::{Simd, f32x4};
 
 use undraft_core::DType;
 
 use super::factor::Factor;
-use super::state_rows::{Entry, Row, RowKernel, Rows, Token};
+use super::state_rows::{ChainRows, Entry, Row, RowKernel, Rows, Token};
+use super::sweeps::{Sums, halves, whole};
 use crate::simd::{self, LANES};
 
 /// Vector arithmetic with the instruction set that the token proves.
@@ -32,6 +33,14 @@ impl<S: Simd> RowKernel for Vectors<S> {
         self.0.vectorize(
             #[inline(always)]
             || run(self.0, &token, rows),
+        );
+    }
+
+    #[inline(never)]
+    fn chain<const CH: usize, F: Factor<CH>>(self, tokens: &[Token<'_, CH, F>], rows: ChainRows<'_, CH>) {
+        self.0.vectorize(
+            #[inline(always)]
+            || run_chain(self.0, tokens, rows),
         );
     }
 
@@ -73,7 +82,7 @@ fn replay<S: Simd, F: Factor<CH>, const CH: usize, const G: usize>(
         for entry in entries {
             let delta = simd::splat(s, entry.delta);
             for c in 0..G {
-                let decayed = x[c] * entry.decay.vector(s, g * G + c);
+                let decayed = x[c] * entry.decay.vector(s, g * G + c, 0);
                 x[c] = simd::fma(delta, simd::load(s, &entry.k[g * G + c]), decayed);
             }
             match state {
@@ -98,6 +107,7 @@ fn replay<S: Simd, F: Factor<CH>, const CH: usize, const G: usize>(
 
 /// Rows whose sums are finished together.
 const GROUP: usize = 4;
+type Group<const CH: usize> = [Row<CH>; GROUP];
 
 /// All rows, group by group: the sums of one group against k are finished while the next group's run.
 #[inline(always)]
@@ -121,7 +131,8 @@ fn run<S: Simd, F: Factor<CH>, const CH: usize>(s: S, token: &Token<'_, CH, F>, 
             if g + 1 < num_groups {
                 next = decay_group(s, token, source(g + 1), &mut to[g + 1]);
             }
-            let d = finish_group(s, token, &v[g], p, &mut to[g], &mut out[g]);
+            let d = deltas(s, token, &v[g], p);
+            out[g] = update_group(s, token, d, &mut to[g]);
             if let Some(delta) = &mut delta {
                 delta[g * GROUP..(g + 1) * GROUP].copy_from_slice(&d);
             }
@@ -130,14 +141,15 @@ fn run<S: Simd, F: Factor<CH>, const CH: usize>(s: S, token: &Token<'_, CH, F>, 
     if !v_rest.is_empty() {
         // The rows that are left over, made up to a group with rows that are not kept.
         let (n, done) = (v_rest.len(), num_rows - v_rest.len());
-        let (mut v, mut rows, mut o) = ([0.0; GROUP], [[[0.0; LANES]; CH]; GROUP], [0.0; GROUP]);
+        let (mut v, mut rows) = ([0.0; GROUP], [[[0.0; LANES]; CH]; GROUP]);
         v[..n].copy_from_slice(v_rest);
         match from {
             Some(from) => rows[..n].copy_from_slice(&from[done..]),
             None => rows[..n].copy_from_slice(to_rest),
         }
         let p = decay_group(s, token, None, &mut rows);
-        let d = finish_group(s, token, &v, p, &mut rows, &mut o);
+        let d = deltas(s, token, &v, p);
+        let o = update_group(s, token, d, &mut rows);
         to_rest.copy_from_slice(&rows[..n]);
         out_rest.copy_from_slice(&o[..n]);
         if let Some(delta) = &mut delta {
@@ -146,103 +158,101 @@ fn run<S: Simd, F: Factor<CH>, const CH: usize>(s: S, token: &Token<'_, CH, F>, 
     }
 }
 
-/// Decays a group and sums it against k. Registers hold the sums of four rows where a vector is one register, else of
-/// two.
+/// Decays a group and sums it against k.
 #[inline(always)]
 fn decay_group<S: Simd, F: Factor<CH>, const CH: usize>(
     s: S,
     token: &Token<'_, CH, F>,
-    from: Option<&[Row<CH>; GROUP]>,
-    to: &mut [Row<CH>; GROUP],
-) -> [f32x4<S>; GROUP] {
-    if <S::f32s as SimdBase<S>>::LEN < LANES {
-        let [a, b] = decay_rows::<S, F, CH, 2>(s, token, 0, from, to);
-        let [c, d] = decay_rows::<S, F, CH, 2>(s, token, 2, from, to);
-        [a, b, c, d]
-    } else {
-        decay_rows::<S, F, CH, 4>(s, token, 0, from, to)
-    }
+    from: Option<&Group<CH>>,
+    to: &mut Group<CH>,
+) -> Sums<S, GROUP> {
+    if has_wide_registers::<S>() { whole::decay(s, token, from, to) } else { halves::decay(s, token, from, to) }
 }
 
-/// The group's deltas from its sums, then its update and outputs.
+/// The group's deltas from its sums.
 #[inline(always)]
-fn finish_group<S: Simd, F: Factor<CH>, const CH: usize>(
+fn deltas<S: Simd, F, const CH: usize>(
     s: S,
     token: &Token<'_, CH, F>,
     v: &[f32; GROUP],
-    p: [f32x4<S>; GROUP],
-    rows: &mut [Row<CH>; GROUP],
-    out: &mut [f32; GROUP],
+    p: Sums<S, GROUP>,
 ) -> [f32; GROUP] {
-    let delta = (f32x4::load_array_ref(s, v) - simd::sum_each(p)) * token.beta;
-    let delta = <[f32; GROUP]>::from(delta);
-    let o = if <S::f32s as SimdBase<S>>::LEN < LANES {
-        let [a, b] = update_rows::<S, F, CH, 2>(s, token, 0, [delta[0], delta[1]], rows);
-        let [c, d] = update_rows::<S, F, CH, 2>(s, token, 2, [delta[2], delta[3]], rows);
-        [a, b, c, d]
+    ((f32x4::load_array_ref(s, v) - simd::sum_each(p)) * token.beta).into()
+}
+
+/// The group's update and outputs.
+#[inline(always)]
+fn update_group<S: Simd, F: Factor<CH>, const CH: usize>(
+    s: S,
+    token: &Token<'_, CH, F>,
+    delta: [f32; GROUP],
+    rows: &mut Group<CH>,
+) -> [f32; GROUP] {
+    let sums = if has_wide_registers::<S>() {
+        whole::update(s, token, delta, rows)
     } else {
-        update_rows::<S, F, CH, 4>(s, token, 0, delta, rows)
+        halves::update(s, token, delta, rows)
     };
-    *out = (simd::sum_each(o) * token.scale).into();
-    delta
+    (simd::sum_each(sums) * token.scale).into()
 }
 
-/// Decays rows `at .. at + R` of the group and sums them against k, down to four lanes.
+/// [`update_group`] for a token and [`decay_group`] for the next.
 #[inline(always)]
-fn decay_rows<S: Simd, F: Factor<CH>, const CH: usize, const R: usize>(
+fn update_and_decay_group<S: Simd, F: Factor<CH>, const CH: usize>(
     s: S,
     token: &Token<'_, CH, F>,
-    at: usize,
-    from: Option<&[Row<CH>; GROUP]>,
-    to: &mut [Row<CH>; GROUP],
-) -> [f32x4<S>; R] {
-    let mut acc = [[simd::zero(s); 2]; R];
-    for c in 0..CH {
-        let (k, decay) = (simd::load(s, &token.k[c]), token.decay.vector(s, c));
-        for r in 0..R {
-            let source = match from {
-                Some(from) => &from[at + r][c],
-                None => &to[at + r][c],
-            };
-            let x = simd::load(s, source) * decay;
-            simd::store(x, &mut to[at + r][c]);
-            acc[r][c & 1] = simd::fma(x, k, acc[r][c & 1]);
-        }
-    }
-    fold(s, &acc)
+    next: &Token<'_, CH, F>,
+    delta: [f32; GROUP],
+    rows: &mut Group<CH>,
+) -> ([f32; GROUP], Sums<S, GROUP>) {
+    let (outs, reads) = if has_wide_registers::<S>() {
+        whole::update_and_decay(s, token, next, delta, rows)
+    } else {
+        // Registers hold two kinds of sums for two rows.
+        let ([a, b, c, d], (pairs, _)) = (delta, rows.as_chunks_mut::<2>());
+        let [first, second] = pairs else { unreachable!("a group is two pairs") };
+        let ([o0, o1], [p0, p1]) = halves::update_and_decay(s, token, next, [a, b], first);
+        let ([o2, o3], [p2, p3]) = halves::update_and_decay(s, token, next, [c, d], second);
+        ([o0, o1, o2, o3], [p0, p1, p2, p3])
+    };
+    ((simd::sum_each(outs) * token.scale).into(), reads)
 }
 
-/// Adds delta times k to rows `at .. at + R` of the group and sums them against q, down to four lanes.
+/// Whether a vector of 16 lanes is one register.
 #[inline(always)]
-fn update_rows<S: Simd, F: Factor<CH>, const CH: usize, const R: usize>(
-    s: S,
-    token: &Token<'_, CH, F>,
-    at: usize,
-    delta: [f32; R],
-    rows: &mut [Row<CH>; GROUP],
-) -> [f32x4<S>; R] {
-    let mut splat = [simd::zero(s); R];
-    for r in 0..R {
-        splat[r] = simd::splat(s, delta[r]);
-    }
-    let mut acc = [[simd::zero(s); 2]; R];
-    for c in 0..CH {
-        let (k, q) = (simd::load(s, &token.k[c]), simd::load(s, &token.q[c]));
-        for r in 0..R {
-            let x = simd::fma(splat[r], k, simd::load(s, &rows[at + r][c]));
-            simd::store(x, &mut rows[at + r][c]);
-            acc[r][c & 1] = simd::fma(x, q, acc[r][c & 1]);
-        }
-    }
-    fold(s, &acc)
+fn has_wide_registers<S: Simd>() -> bool {
+    <S::f32s as SimdBase<S>>::LEN >= LANES
 }
 
-/// The two sums of each row added and folded to four lanes.
+/// Several tokens, each after the one before: between two of them the rows are loaded and stored once.
 #[inline(always)]
-fn fold<S: Simd, const R: usize>(s: S, acc: &[[f32x16<S>; 2]; R]) -> [f32x4<S>; R] {
-    let mut folded = [f32x4::splat(s, 0.0); R];
-    for r in 0..R {
-        folded[r] = simd::fold(acc[r][0] + acc[r][1]);
+fn run_chain<S: Simd, F: Factor<CH>, const CH: usize>(s: S, tokens: &[Token<'_, CH, F>], rows: ChainRows<'_, CH>) {
+    let ChainRows { v, from, to, out, delta, mut ahead } = rows;
+    let (to, _) = to.as_chunks_mut::<GROUP>();
+    // Not with the last sweep: what it asks for would come too late.
+    let lines = ahead.num_lines().div_ceil((to.len() * tokens.len()).max(1));
+    for (g, to) in to.iter_mut().enumerate() {
+        ahead.fetch(lines);
+        let from = match from {
+            Some(from) => from[g * GROUP..].first_chunk(),
+            None => None,
+        };
+        let p = decay_group(s, &tokens[0], from, to);
+        delta[0].as_chunks_mut().0[g] = deltas(s, &tokens[0], &v[0].as_chunks().0[g], p);
     }
-    folded
+    for t in 1..tokens.len() {
+        let (before, after) = delta.split_at_mut(t);
+        for (g, to) in to.iter_mut().enumerate() {
+            ahead.fetch(lines);
+            let d = before[t - 1].as_chunks().0[g];
+            let (o, p) = update_and_decay_group(s, &tokens[t - 1], &tokens[t], d, to);
+            out[t - 1].as_chunks_mut().0[g] = o;
+            after[0].as_chunks_mut().0[g] = deltas(s, &tokens[t], &v[t].as_chunks().0[g], p);
+        }
+    }
+    let last = tokens.len() - 1;
+    for (g, to) in to.iter_mut().enumerate() {
+        ahead.fetch(lines);
+        out[last].as_chunks_mut().0[g] = update_group(s, &tokens[last], delta[last].as_chunks().0[g], to);
+    }
 }
