@@ -18,13 +18,13 @@ impl RowKernel for Loops {
                 let decayed = times(&row[c], &entry.decay.lanes(c));
                 software_fma(&[entry.delta; LANES], &entry.k[c], &decayed, &mut row[c]);
             }
-            self.round(row, state);
+            round(row, state);
         }
     }
 
     #[inline(never)]
     fn token<const CH: usize, F: Factor<CH>>(self, token: Token<'_, CH, F>, rows: Rows<'_, CH>) {
-        let Rows { v, from, to, out, mut delta, ahead: _ } = rows;
+        let Rows { v, from, to, out, mut delta, ahead: _, state } = rows;
         for r in 0..v.len() {
             if let Some(from) = from {
                 to[r] = from[r];
@@ -39,6 +39,7 @@ impl RowKernel for Loops {
                 software_fma(&[d; LANES], k, &before, x);
             }
             out[r] = token.scale * dot(row, token.q);
+            round(row, state);
             if let Some(delta) = &mut delta {
                 delta[r] = d;
             }
@@ -46,7 +47,7 @@ impl RowKernel for Loops {
     }
 
     fn chain<const CH: usize, F: Factor<CH>>(self, tokens: &[Token<'_, CH, F>], rows: ChainRows<'_, CH>) {
-        let ChainRows { v, mut from, to, out, delta, ahead } = rows;
+        let ChainRows { v, mut from, to, out, delta, ahead, state } = rows;
         for (t, token) in tokens.iter().enumerate() {
             let n = to.len();
             let rows = Rows {
@@ -56,15 +57,20 @@ impl RowKernel for Loops {
                 out: &mut out[t][..n],
                 delta: Some(&mut delta[t][..n]),
                 ahead: ahead.clone(),
+                state,
             };
             self.token(*token, rows);
         }
     }
 
-    fn round(self, rows: &mut [[f32; LANES]], to: DType) {
-        if to != DType::F32 {
-            rows.as_flattened_mut().iter_mut().for_each(|x| *x = to.round(*x));
-        }
+    fn with_features<R>(self, f: impl FnOnce() -> R) -> R {
+        f()
+    }
+}
+
+fn round<const CH: usize>(row: &mut Row<CH>, to: DType) {
+    if to != DType::F32 {
+        row.as_flattened_mut().iter_mut().for_each(|x| *x = to.round(*x));
     }
 }
 

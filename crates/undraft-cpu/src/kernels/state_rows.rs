@@ -82,15 +82,14 @@ pub(super) trait RowKernel: Copy {
     /// `row = fma(delta, k, row * decay)`, rounded to the state's dtype, for one entry after the other.
     fn replay<const CH: usize, F: Factor<CH>>(self, row: &mut Row<CH>, entries: &[Entry<'_, CH, F>], state: DType);
 
-    /// One token for all rows, without the rounding of the state.
+    /// One token for all rows.
     fn token<const CH: usize, F: Factor<CH>>(self, token: Token<'_, CH, F>, rows: Rows<'_, CH>);
 
-    /// At least one token, each after the one before, for all rows, whose number is a multiple of 4; without the rounding of the
-    /// state.
+    /// At least one token, each after the one before, for all rows, whose number is a multiple of 4.
     fn chain<const CH: usize, F: Factor<CH>>(self, tokens: &[Token<'_, CH, F>], rows: ChainRows<'_, CH>);
 
-    /// Rounds to a 16-bit dtype.
-    fn round(self, rows: &mut [[f32; LANES]], to: DType);
+    /// Runs `f` compiled for the instruction set.
+    fn with_features<R>(self, f: impl FnOnce() -> R) -> R;
 }
 
 /// What a log entry does to one row.
@@ -121,6 +120,8 @@ pub(super) struct Rows<'a, const CH: usize> {
     pub(super) delta: Option<&'a mut [f32]>,
     /// Memory that comes next.
     pub(super) ahead: Ahead,
+    /// Dtype that the rows are rounded to after a token.
+    pub(super) state: DType,
 }
 
 /// The rows that a chain of tokens is applied to.
@@ -135,6 +136,8 @@ pub(super) struct ChainRows<'a, const CH: usize> {
     pub(super) delta: &'a mut [[f32; BLOCK]],
     /// Memory that comes next.
     pub(super) ahead: Ahead,
+    /// Dtype that the rows are rounded to after a token.
+    pub(super) state: DType,
 }
 
 /// Where a block's rows come from and go to, and what comes after them.
@@ -196,7 +199,10 @@ unsafe fn run_block<K: RowKernel, D: DecayKind, const CH: usize>(
         Some(state) => unsafe { state.part(at.clone()) }.as_chunks_mut().0.as_chunks_mut().0,
         None => {
             // SAFETY: as above.
-            unsafe { head.state.load(at.start, k_dim, base) };
+            kernel.with_features(
+                #[inline(always)]
+                || unsafe { head.state.load(at.start, k_dim, base) },
+            );
             base
         }
     };
@@ -210,11 +216,8 @@ unsafe fn run_block<K: RowKernel, D: DecayKind, const CH: usize>(
     // SAFETY: this block's rows, as above.
     unsafe { replay::<K, D, CH>(kernel, head, rows.start, base) };
 
-    let dtype = head.state.dtype();
-    let is_chain = head.tree.is_none()
-        && dtype == DType::F32
-        && rows.len().is_multiple_of(4)
-        && !matches!(head.write, WriteBack::PerToken { .. });
+    let is_chain =
+        head.tree.is_none() && rows.len().is_multiple_of(4) && !matches!(head.write, WriteBack::PerToken { .. });
     for first in (0..num_tokens).step_by(CHAIN).filter(|_| is_chain) {
         let tokens = first..num_tokens.min(first + CHAIN);
         let share = |t: usize| at.end + if num_tokens > 1 { (at.end - at.start) * t / num_tokens } else { 0 };
@@ -244,18 +247,21 @@ unsafe fn run_block<K: RowKernel, D: DecayKind, const CH: usize>(
         };
         // SAFETY: outputs and log entries of these rows are this thread's; the replay's parts have ended.
         unsafe { run_token::<K, D, CH>(kernel, head, t, rows.clone(), Memory { from, to: &mut *to, ahead }) };
-        if dtype != DType::F32 {
-            kernel.round(to.as_flattened_mut(), dtype);
-        }
         if let WriteBack::PerToken { states, start, stride } = head.write {
             // SAFETY: captured rows of this head are this thread's.
-            unsafe { states.store(start + t * stride + rows.start * k_dim, k_dim, to) };
+            kernel.with_features(
+                #[inline(always)]
+                || unsafe { states.store(start + t * stride + rows.start * k_dim, k_dim, to) },
+            );
         }
     }
     let is_changed = !head.pending_entries.is_empty() || matches!(head.write, WriteBack::Final) && num_tokens > 0;
     if is_changed && in_place.is_none() {
         // SAFETY: as for the load.
-        unsafe { head.state.store(at.start, k_dim, base) };
+        kernel.with_features(
+            #[inline(always)]
+            || unsafe { head.state.store(at.start, k_dim, base) },
+        );
     }
 }
 
@@ -341,7 +347,15 @@ unsafe fn run_chain<K: RowKernel, D: DecayKind, const CH: usize>(
         list[i] = head.token::<D, CH>(t);
         v[i][..rows.len()].copy_from_slice(&head.v[per_token(t) + rows.start..per_token(t) + rows.end]);
     }
-    let chain = ChainRows { v: &v[..n], from, to, out: &mut out[..n], delta: &mut delta[..n], ahead };
+    let chain = ChainRows {
+        v: &v[..n],
+        from,
+        to,
+        out: &mut out[..n],
+        delta: &mut delta[..n],
+        ahead,
+        state: head.state.dtype(),
+    };
     kernel.chain(&list[..n], chain);
     for (i, t) in tokens.enumerate() {
         let at = head.out_start + t * head.out_stride;
@@ -388,6 +402,7 @@ unsafe fn run_token<K: RowKernel, D: DecayKind, const CH: usize>(
         from,
         to,
         ahead,
+        state: head.state.dtype(),
         // SAFETY: the caller's promise.
         out: unsafe { head.out.part(part(head.out_start + t * head.out_stride)) },
         delta: match (head.write, head.log_delta) {

@@ -48,6 +48,7 @@ impl<'a> SharedStates<'a> {
     ///
     /// # Safety
     /// No other thread writes these elements meanwhile, and no part that overlaps them lives.
+    #[inline(always)]
     pub(super) unsafe fn load<const CH: usize>(&self, start: usize, k_dim: usize, to: &mut [Row<CH>]) {
         let range = start..start + to.len() * k_dim;
         // SAFETY: the caller's promise; each part ends with its statement.
@@ -69,6 +70,7 @@ impl<'a> SharedStates<'a> {
     ///
     /// # Safety
     /// No other thread touches these elements meanwhile, and no part that overlaps them lives.
+    #[inline(always)]
     pub(super) unsafe fn store<const CH: usize>(&self, start: usize, k_dim: usize, from: &[Row<CH>]) {
         let range = start..start + from.len() * k_dim;
         // SAFETY: the caller's promise; each part ends with its statement.

@@ -4,7 +4,8 @@
 //! another, the two added, lane i with i + 8, i with i + 4 (the rest is [`crate::simd::sum_each`]).
 
 use fearless_simd::prelude::*;
-use fearless_simd::{Simd, f32x4, f32x8, f32x16};
+use fearless_simd::{Simd, f32x4, f32x8, f32x16, u32x8, u32x16};
+use undraft_core::DType;
 
 use super::factor::Factor;
 use super::state_rows::{Row, Token};
@@ -52,7 +53,7 @@ macro_rules! each_vector {
 
 /// Sweeps with vectors of `$W` lanes, so that `$P` of them hold 16: registers keep the sums of all rows of a sweep.
 macro_rules! sweeps {
-    ($name:ident, $V:ident, $W:literal, $P:literal, $factor:ident, $fold:ident) => {
+    ($name:ident, $V:ident, $U:ident, $W:literal, $P:literal, $factor:ident, $fold:ident) => {
         pub(super) mod $name {
             use super::*;
 
@@ -64,6 +65,33 @@ macro_rules! sweeps {
             #[inline(always)]
             fn store<S: Simd>(x: $V<S>, to: &mut [f32; LANES], part: usize) {
                 x.store_array(&mut to.as_chunks_mut::<$W>().0[part]);
+            }
+
+            /// [`crate::simd::round_bf16`] and [`crate::simd::round_f16`] for what an FMA gave, whose NaNs are quiet.
+            #[inline(always)]
+            fn round<S: Simd>(x: $V<S>, to: DType) -> $V<S> {
+                let bits: $U<S> = x.bitcast();
+                match to {
+                    DType::F32 => x,
+                    DType::Bf16 => {
+                        let rounded: $V<S> = (bits + 0x7fff + ((bits >> 16) & 1)).bitcast();
+                        let bits: $U<S> = x.simd_eq(x).select(rounded, x).bitcast();
+                        (bits & 0xffff_0000).bitcast()
+                    }
+                    DType::F16 => {
+                        let (sign, magnitude) = (bits & 0x8000_0000, bits & 0x7fff_ffff);
+                        let size: $V<S> = magnitude.bitcast();
+                        let normal: $V<S> = ((magnitude + 0xfff + ((magnitude >> 13) & 1)) & 0xffff_e000).bitcast();
+                        let infinity = $V::splat(x.token(), f32::INFINITY);
+                        let normal = normal.simd_ge($V::splat(x.token(), 65_536.0)).select(infinity, normal);
+                        let half = $V::splat(x.token(), 0.5);
+                        let small = size.simd_lt($V::splat(x.token(), 2f32.powi(-14)));
+                        let rounded = small.select((size + half) - half, normal);
+                        let nan: $V<S> = (magnitude & 0xffff_e000).bitcast();
+                        let rounded: $U<S> = x.simd_eq(x).select(rounded, nan).bitcast();
+                        (rounded | sign).bitcast()
+                    }
+                }
             }
 
             /// Decays rows and sums them against k.
@@ -96,13 +124,14 @@ macro_rules! sweeps {
                 fold(s, sums)
             }
 
-            /// Adds delta times k to rows and sums them against q.
+            /// Adds delta times k to rows, sums them against q and rounds them to the dtype of the state.
             #[inline(always)]
             pub(in super::super) fn update<S: Simd, F: Factor<CH>, const CH: usize, const R: usize>(
                 s: S,
                 token: &Token<'_, CH, F>,
                 delta: [f32; R],
                 rows: &mut [Row<CH>; R],
+                state: DType,
             ) -> Sums<S, R> {
                 let mut d = [$V::splat(s, 0.0); R];
                 for r in 0..R {
@@ -115,7 +144,7 @@ macro_rules! sweeps {
                         let (k, q) = (load(s, &token.k[c], part), load(s, &token.q[c], part));
                         for r in 0..R {
                             let x = d[r].mul_add_precise(k, load(s, &rows[r][c], part));
-                            store(x, &mut rows[r][c], part);
+                            store(round(x, state), &mut rows[r][c], part);
                             acc[r][a] = x.mul_add_precise(q, acc[r][a]);
                         }
                     });
@@ -135,6 +164,7 @@ macro_rules! sweeps {
                 next: &Token<'_, CH, F>,
                 delta: [f32; R],
                 rows: &mut [Row<CH>; R],
+                state: DType,
             ) -> (Sums<S, R>, Sums<S, R>) {
                 let mut d = [$V::splat(s, 0.0); R];
                 for r in 0..R {
@@ -151,7 +181,7 @@ macro_rules! sweeps {
                         for r in 0..R {
                             let x = d[r].mul_add_precise(k, load(s, &rows[r][c], part));
                             out[r][a] = x.mul_add_precise(q, out[r][a]);
-                            let x = x * decay;
+                            let x = round(x, state) * decay;
                             store(x, &mut rows[r][c], part);
                             read[r][a] = x.mul_add_precise(next_k, read[r][a]);
                         }
@@ -176,5 +206,5 @@ macro_rules! sweeps {
     };
 }
 
-sweeps!(whole, f32x16, 16, 1, vector, fold16);
-sweeps!(halves, f32x8, 8, 2, half, fold8);
+sweeps!(whole, f32x16, u32x16, 16, 1, vector, fold16);
+sweeps!(halves, f32x8, u32x8, 8, 2, half, fold8);

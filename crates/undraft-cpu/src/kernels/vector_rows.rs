@@ -44,25 +44,9 @@ impl<S: Simd> RowKernel for Vectors<S> {
         );
     }
 
-    /// A pass of its own over rows in the first-level cache, so that f32 states have no part of it.
-    #[inline(never)]
-    fn round(self, rows: &mut [[f32; LANES]], to: DType) {
-        self.0.vectorize(
-            #[inline(always)]
-            || match to {
-                DType::F32 => {}
-                DType::Bf16 => {
-                    for x in rows {
-                        simd::store(simd::round_bf16(simd::load(self.0, x)), x);
-                    }
-                }
-                DType::F16 => {
-                    for x in rows {
-                        simd::store(simd::round_f16(simd::load(self.0, x)), x);
-                    }
-                }
-            },
-        );
+    #[inline(always)]
+    fn with_features<R>(self, f: impl FnOnce() -> R) -> R {
+        self.0.vectorize(f)
     }
 }
 
@@ -112,7 +96,7 @@ type Group<const CH: usize> = [Row<CH>; GROUP];
 /// All rows, group by group: the sums of one group against k are finished while the next group's run.
 #[inline(always)]
 fn run<S: Simd, F: Factor<CH>, const CH: usize>(s: S, token: &Token<'_, CH, F>, rows: Rows<'_, CH>) {
-    let Rows { v, from, to, out, mut delta, mut ahead } = rows;
+    let Rows { v, from, to, out, mut delta, mut ahead, state } = rows;
     let num_rows = v.len();
     let (v, v_rest) = v.as_chunks::<GROUP>();
     let (to, to_rest) = to.as_chunks_mut::<GROUP>();
@@ -132,7 +116,7 @@ fn run<S: Simd, F: Factor<CH>, const CH: usize>(s: S, token: &Token<'_, CH, F>, 
                 next = decay_group(s, token, source(g + 1), &mut to[g + 1]);
             }
             let d = deltas(s, token, &v[g], p);
-            out[g] = update_group(s, token, d, &mut to[g]);
+            out[g] = update_group(s, token, d, &mut to[g], state);
             if let Some(delta) = &mut delta {
                 delta[g * GROUP..(g + 1) * GROUP].copy_from_slice(&d);
             }
@@ -149,7 +133,7 @@ fn run<S: Simd, F: Factor<CH>, const CH: usize>(s: S, token: &Token<'_, CH, F>, 
         }
         let p = decay_group(s, token, None, &mut rows);
         let d = deltas(s, token, &v, p);
-        let o = update_group(s, token, d, &mut rows);
+        let o = update_group(s, token, d, &mut rows, state);
         to_rest.copy_from_slice(&rows[..n]);
         out_rest.copy_from_slice(&o[..n]);
         if let Some(delta) = &mut delta {
@@ -187,11 +171,12 @@ fn update_group<S: Simd, F: Factor<CH>, const CH: usize>(
     token: &Token<'_, CH, F>,
     delta: [f32; GROUP],
     rows: &mut Group<CH>,
+    state: DType,
 ) -> [f32; GROUP] {
     let sums = if has_wide_registers::<S>() {
-        whole::update(s, token, delta, rows)
+        whole::update(s, token, delta, rows, state)
     } else {
-        halves::update(s, token, delta, rows)
+        halves::update(s, token, delta, rows, state)
     };
     (simd::sum_each(sums) * token.scale).into()
 }
@@ -204,15 +189,16 @@ fn update_and_decay_group<S: Simd, F: Factor<CH>, const CH: usize>(
     next: &Token<'_, CH, F>,
     delta: [f32; GROUP],
     rows: &mut Group<CH>,
+    state: DType,
 ) -> ([f32; GROUP], Sums<S, GROUP>) {
     let (outs, reads) = if has_wide_registers::<S>() {
-        whole::update_and_decay(s, token, next, delta, rows)
+        whole::update_and_decay(s, token, next, delta, rows, state)
     } else {
         // Registers hold two kinds of sums for two rows.
         let ([a, b, c, d], (pairs, _)) = (delta, rows.as_chunks_mut::<2>());
         let [first, second] = pairs else { unreachable!("a group is two pairs") };
-        let ([o0, o1], [p0, p1]) = halves::update_and_decay(s, token, next, [a, b], first);
-        let ([o2, o3], [p2, p3]) = halves::update_and_decay(s, token, next, [c, d], second);
+        let ([o0, o1], [p0, p1]) = halves::update_and_decay(s, token, next, [a, b], first, state);
+        let ([o2, o3], [p2, p3]) = halves::update_and_decay(s, token, next, [c, d], second, state);
         ([o0, o1, o2, o3], [p0, p1, p2, p3])
     };
     ((simd::sum_each(outs) * token.scale).into(), reads)
@@ -227,7 +213,7 @@ fn has_wide_registers<S: Simd>() -> bool {
 /// Several tokens, each after the one before: between two of them the rows are loaded and stored once.
 #[inline(always)]
 fn run_chain<S: Simd, F: Factor<CH>, const CH: usize>(s: S, tokens: &[Token<'_, CH, F>], rows: ChainRows<'_, CH>) {
-    let ChainRows { v, from, to, out, delta, mut ahead } = rows;
+    let ChainRows { v, from, to, out, delta, mut ahead, state } = rows;
     let (to, _) = to.as_chunks_mut::<GROUP>();
     // Not with the last sweep: what it asks for would come too late.
     let lines = ahead.num_lines().div_ceil((to.len() * tokens.len()).max(1));
@@ -245,7 +231,7 @@ fn run_chain<S: Simd, F: Factor<CH>, const CH: usize>(s: S, tokens: &[Token<'_, 
         for (g, to) in to.iter_mut().enumerate() {
             ahead.fetch(lines);
             let d = before[t - 1].as_chunks().0[g];
-            let (o, p) = update_and_decay_group(s, &tokens[t - 1], &tokens[t], d, to);
+            let (o, p) = update_and_decay_group(s, &tokens[t - 1], &tokens[t], d, to, state);
             out[t - 1].as_chunks_mut().0[g] = o;
             after[0].as_chunks_mut().0[g] = deltas(s, &tokens[t], &v[t].as_chunks().0[g], p);
         }
@@ -253,6 +239,6 @@ fn run_chain<S: Simd, F: Factor<CH>, const CH: usize>(s: S, tokens: &[Token<'_, 
     let last = tokens.len() - 1;
     for (g, to) in to.iter_mut().enumerate() {
         ahead.fetch(lines);
-        out[last].as_chunks_mut().0[g] = update_group(s, &tokens[last], delta[last].as_chunks().0[g], to);
+        out[last].as_chunks_mut().0[g] = update_group(s, &tokens[last], delta[last].as_chunks().0[g], to, state);
     }
 }
