@@ -33,9 +33,9 @@ GDN0 = [
     ("g_*", (NARROW, 0, None)),
     ("beta_*", (NARROW, 0, None)),
     ("o_*", (NARROW, 0, None)),
-    ("*_f64", (NARROW, 0, 16)),
+    ("*_f64", (NARROW, 0, 5)),
 ]
-LAYERS = [("*_f32", DROP), ("*_f64", (NARROW, 1, 20))]
+LAYERS = [("*_f32", DROP), ("*_f64", (NARROW, 1, 12))]
 CACHE = [("layers.*.conv", KEEP), ("layers.6.recurrent", KEEP), ("layers.7.?", KEEP), ("*", DROP)]
 N3 = [("mtp_logits_*", DROP), *TWINS]
 

@@ -117,7 +117,7 @@ impl Backend for CpuBackend {
         &self.caps
     }
     fn fused_gdn_gating(&self, args: Checked<FusedGdnGatingArgs<'_>>) -> Result<()> {
-        kernels::fused_gdn_gating(args);
+        kernels::fused_gdn_gating(&*self.executor, args);
         Ok(())
     }
     fn causal_conv1d_update(&self, args: Checked<CausalConv1dUpdateArgs<'_>>) -> Result<()> {
@@ -133,14 +133,6 @@ impl Backend for CpuBackend {
         Ok(())
     }
     fn chunk_gated_delta_rule(&self, args: Checked<ChunkGatedDeltaRuleArgs<'_>>) -> Result<()> {
-        let ChunkGatedDeltaRuleArgs { inputs, state, checkpoints, .. } = args.get();
-        if state.dtype() != DType::F32 || checkpoints.is_some() || inputs.dims.decay_dim() != 1 {
-            return Err(undraft_core::Error::Unsupported {
-                backend: self.caps.backend,
-                what: "`chunk_gated_delta_rule` with 16-bit states, checkpoints or a decay per channel".into(),
-                hint: "use `fused_recurrent_gated_delta_rule`",
-            });
-        }
         self.with_workspace(|ws| kernels::chunk_gated_delta_rule(self.token, &*self.executor, ws, args));
         Ok(())
     }

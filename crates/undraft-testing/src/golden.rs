@@ -159,32 +159,75 @@ fn decode(dtype: Dtype, bytes: &[u8]) -> Result<Values, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
-    #[test]
-    fn every_file_reads_and_is_in_the_manifest() {
-        let manifest = std::fs::read_to_string(testdata().join("golden/MANIFEST.toml")).expect("the manifest is there");
-        let mut bytes = 0;
-        let mut folders = vec![testdata()];
+    /// What writes each manifest: `tools/golden/trim.py` and `tools/golden/make_ops.py`.
+    const MANIFESTS: [&str; 2] = ["golden/MANIFEST.toml", "golden/ops/MANIFEST.toml"];
+
+    struct Entry {
+        path: String,
+        bytes: usize,
+        sha256: String,
+    }
+
+    fn entries() -> Vec<Entry> {
+        let mut entries = Vec::new();
+        for manifest in MANIFESTS {
+            let text = std::fs::read_to_string(testdata().join(manifest)).expect(manifest);
+            for entry in text.split("[[file]]\n").skip(1) {
+                let value = |key: &str| {
+                    let line = entry.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(" = "));
+                    line.unwrap_or_else(|| panic!("{manifest}: no `{key}` in {entry}")).trim_matches('"').to_owned()
+                };
+                let bytes = value("bytes").parse().expect("a number");
+                entries.push(Entry { path: value("path"), bytes, sha256: value("sha256") });
+            }
+        }
+        entries
+    }
+
+    /// Files below `testdata`, by their names within it.
+    fn files() -> BTreeSet<String> {
+        let (mut names, mut folders) = (BTreeSet::new(), vec![testdata()]);
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(folder).expect("testdata is readable") {
                 let path = entry.expect("an entry").path();
                 if path.is_dir() {
                     folders.push(path);
-                    continue;
+                } else {
+                    names.insert(path.strip_prefix(testdata()).expect("within testdata").display().to_string());
                 }
-                bytes += path.metadata().expect("metadata").len();
-                let name = path.strip_prefix(testdata()).expect("within testdata").display().to_string();
-                let written_by_hand = ["README.md", "golden/MANIFEST.toml"].contains(&name.as_str());
-                assert!(written_by_hand || manifest.contains(&format!("path = \"{name}\"")), "{name}");
-                if name.starts_with("golden/") && name.ends_with(".safetensors") {
-                    let golden =
-                        Golden::open(path.strip_prefix(testdata().join("golden")).expect("golden")).expect(&name);
-                    assert!(golden.names().count() > 0);
-                }
-                if name.starts_with("golden/") && name.ends_with(".json") {
-                    assert!(json(path.strip_prefix(testdata().join("golden")).expect("golden")).is_ok(), "{name}");
-                }
+            }
+        }
+        names
+    }
+
+    #[test]
+    fn every_file_is_as_a_manifest_says() {
+        let entries = entries();
+        let listed: BTreeSet<String> = entries.iter().map(|entry| entry.path.clone()).collect();
+        assert_eq!(listed.len(), entries.len(), "a file is listed twice");
+        let written_by_hand = ["README.md".to_owned()].into_iter().chain(MANIFESTS.map(str::to_owned));
+        assert_eq!(files(), listed.into_iter().chain(written_by_hand).collect());
+        for Entry { path, bytes, sha256: digest } in entries {
+            let data = std::fs::read(testdata().join(&path)).expect(&path);
+            assert_eq!((data.len(), sha256(&data)), (bytes, digest), "{path}");
+        }
+    }
+
+    #[test]
+    fn every_file_reads() {
+        let mut bytes = 0;
+        for name in files() {
+            bytes += testdata().join(&name).metadata().expect(&name).len();
+            let Some(name) = name.strip_prefix("golden/") else { continue };
+            if name.ends_with(".safetensors") {
+                assert!(Golden::open(name).expect(name).names().count() > 0, "{name}");
+            }
+            if name.ends_with(".json") {
+                assert!(json(name).is_ok(), "{name}");
             }
         }
         assert!(bytes <= 10_000_000, "testdata has {bytes} bytes");
@@ -194,5 +237,54 @@ mod tests {
     fn a_bad_file_is_an_error() {
         assert!(Golden::open("absent.safetensors").unwrap_err().contains("absent.safetensors"));
         assert!(Golden::from_bytes("cut", &[9, 0, 0]).unwrap_err().starts_with("cut: "));
+    }
+
+    #[test]
+    fn sha256_of_the_standard_examples() {
+        assert_eq!(sha256(b""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+        assert_eq!(sha256(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        let two_blocks = b"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
+        assert_eq!(sha256(two_blocks), "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+        let no_room_for_the_length = [b'a'; 63];
+        assert_eq!(sha256(&no_room_for_the_length), "7d3e74a05d7db15bce4ad9ec0658ea98e3f06eeecf16b4c6fff2da457ddc2f34");
+    }
+
+    /// FIPS 180-4, in hexadecimal.
+    fn sha256(data: &[u8]) -> String {
+        // The first 32 bits of the fractions of the roots of the first primes.
+        let primes = (2u32..).filter(|n| (2..*n).take_while(|d| d * d <= *n).all(|d| n % d != 0)).map(f64::from);
+        let bits = |root: f64| (root.fract() * 4_294_967_296.0) as u32;
+        let constants: Vec<u32> = primes.clone().take(64).map(|p| bits(p.cbrt())).collect();
+        let mut hash: Vec<u32> = primes.take(8).map(|p| bits(p.sqrt())).collect();
+
+        let mut message = data.to_vec();
+        message.push(0x80);
+        message.resize((message.len() + 8).next_multiple_of(64), 0);
+        let end = message.len();
+        message[end - 8..].copy_from_slice(&(8 * data.len() as u64).to_be_bytes());
+
+        for block in message.as_chunks::<64>().0 {
+            let mut words: Vec<u32> = block.as_chunks::<4>().0.iter().map(|&word| u32::from_be_bytes(word)).collect();
+            for i in 16..64 {
+                let (a, b) = (words[i - 15], words[i - 2]);
+                let small = a.rotate_right(7) ^ a.rotate_right(18) ^ (a >> 3);
+                let large = b.rotate_right(17) ^ b.rotate_right(19) ^ (b >> 10);
+                words.push(words[i - 16].wrapping_add(small).wrapping_add(words[i - 7]).wrapping_add(large));
+            }
+            let mut state = hash.clone();
+            for (word, constant) in words.iter().zip(&constants) {
+                let (a, e) = (state[0], state[4]);
+                let choice = (e & state[5]) ^ (!e & state[6]);
+                let majority = (a & state[1]) ^ (a & state[2]) ^ (state[1] & state[2]);
+                let large = e.rotate_right(6) ^ e.rotate_right(11) ^ e.rotate_right(25);
+                let small = a.rotate_right(2) ^ a.rotate_right(13) ^ a.rotate_right(22);
+                let first = [large, choice, *constant, *word].into_iter().fold(state[7], u32::wrapping_add);
+                state.rotate_right(1);
+                state[0] = first.wrapping_add(small).wrapping_add(majority);
+                state[4] = state[4].wrapping_add(first);
+            }
+            hash.iter_mut().zip(state).for_each(|(hash, state)| *hash = hash.wrapping_add(state));
+        }
+        hash.iter().map(|word| format!("{word:08x}")).collect()
     }
 }

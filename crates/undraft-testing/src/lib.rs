@@ -5,6 +5,7 @@
 //! * [`harness`]: runs a case on a [`undraft_core::Backend`] in poisoned, guarded, strided memory.
 //! * [`mod@conformance`]: values against the oracle, exactness bit for bit, golden vectors; stamped by the macro
 //!   [`conformance!`](macro@conformance).
+//! * [`coverage`]: which options the calls of the suite had.
 //! * [`golden`]: reader of `testdata/golden`.
 //! * [`tolerance`], [`compare`]: one table of bounds, and reports that say where the worst element is.
 #![forbid(unsafe_code)]
@@ -12,6 +13,7 @@
 pub mod cases;
 pub mod compare;
 pub mod conformance;
+pub mod coverage;
 pub mod golden;
 pub mod harness;
 pub mod oracle;

@@ -16,7 +16,7 @@ pub struct Tolerance {
 pub enum Tensor {
     /// An output in the I/O dtype.
     Out,
-    /// A state, captured or final, a log entry, a gate; always f32.
+    /// A state, captured or final, a log entry, a gate: f32 until it is stored.
     State,
 }
 
@@ -47,6 +47,25 @@ pub fn tolerance(op: Op, tensor: Tensor, io: DType, io_rounding: bool) -> Tolera
     // Rounding the output bounds each element alike; other errors are sums, with a tail.
     let tail = if rel_rms == rounded_output { 1.5 } else { 20.0 };
     Tolerance { rel_rms, worst: tail * rel_rms }
+}
+
+impl Tolerance {
+    /// The bound for a tensor of `len` elements where states of this dtype are rounded after every token.
+    ///
+    /// The oracle rounds its state as well. Where the exact number lies nearer to a tie than the f32 error of about 1e-6, the
+    /// two go different ways and end one step apart: 2^-7 of an element (bf16) or 2^-10 (f16), for one element in 8,000 or
+    /// 1,000 a token, and more where a state is a difference of larger numbers. One in fifty may differ, and sixteen more
+    /// whatever the size; an element may have met two such ties. A state that is not rounded, or rounded otherwise, has
+    /// an RMS error of 0.2 to 0.5 steps, and these bounds are 0.14 for large tensors.
+    pub fn with_state(self, state: DType, len: usize) -> Self {
+        let step = match state {
+            DType::F32 => return self,
+            DType::F16 => 1.0 / 1024.0,
+            DType::Bf16 => 1.0 / 128.0,
+        };
+        let apart = (1.0f64 / 50.0 + 16.0 / len.max(1) as f64).min(1.0);
+        Self { rel_rms: self.rel_rms.max(step * apart.sqrt()), worst: self.worst.max(2.0 * step) }
+    }
 }
 
 /// The bound on a layer's intermediates against golden vectors, f32 throughout.

@@ -13,7 +13,7 @@ use undraft_testing::oracle::rms_norm_gated::Norm;
 /// One head, K = V = 2, one sequence in slot 0.
 fn two_by_two(tokens: usize) -> DeltaRule {
     DeltaRule {
-        sizes: Sizes { h: 1, hv: 1, k: 2, v: 2 },
+        sizes: Sizes { h: 1, hv: 1, k: 2, v: 2, decay: 1 },
         q: vec![0.0; 2 * tokens],
         k: vec![0.0; 2 * tokens],
         v: vec![0.0; 2 * tokens],
@@ -24,11 +24,18 @@ fn two_by_two(tokens: usize) -> DeltaRule {
         l2_norm_eps: None,
         rounding: None,
         lens: vec![tokens],
+        parents: chain(tokens),
         slots: vec![Some(0)],
         state: vec![0.0; 4],
+        state_dtype: DType::F32,
         log: Log::default(),
-        pending: vec![0],
+        pending: vec![vec![]],
     }
+}
+
+/// Each token after the one before it.
+fn chain(tokens: usize) -> Vec<Option<usize>> {
+    (0..tokens).map(|t| t.checked_sub(1)).collect()
 }
 
 fn close(got: &[f64], expected: &[f64], bound: f64) {
@@ -135,7 +142,7 @@ fn head_maps_by_hand() {
     // Key heads [1] and [10], value heads v = 1: S = k.
     for (head_map, expected) in [(HeadMap::Grouped, [1.0, 1.0, 10.0, 10.0]), (HeadMap::Tiled, [1.0, 10.0, 1.0, 10.0])] {
         let rule = DeltaRule {
-            sizes: Sizes { h: 2, hv: 4, k: 1, v: 1 },
+            sizes: Sizes { h: 2, hv: 4, k: 1, v: 1, decay: 1 },
             q: vec![1.0, 1.0],
             k: vec![1.0, 10.0],
             v: vec![1.0; 4],
@@ -153,13 +160,14 @@ fn head_maps_by_hand() {
 fn ragged_padded_and_pending_by_hand() {
     // Sequences of 1 token (slot 2), 2 tokens (padding), 0 tokens (slot 0, two entries pending). K = V = 1.
     let rule = DeltaRule {
-        sizes: Sizes { h: 1, hv: 1, k: 1, v: 1 },
+        sizes: Sizes { h: 1, hv: 1, k: 1, v: 1, decay: 1 },
         q: vec![1.0, f64::NAN, f64::NAN],
         k: vec![1.0, f64::NAN, f64::NAN],
         v: vec![5.0, f64::NAN, f64::NAN],
         decay: Decay::Linear(vec![0.5, f64::NAN, f64::NAN]),
         beta: Beta::Value(vec![1.0, f64::NAN, f64::NAN]),
         lens: vec![1, 2, 0],
+        parents: vec![None, None, Some(0)],
         slots: vec![Some(2), None, Some(0)],
         state: vec![8.0, 7.0, 6.0],
         log: Log {
@@ -168,7 +176,7 @@ fn ragged_padded_and_pending_by_hand() {
             delta: vec![1.0, 4.0, 0.0, 0.0, -1.0, 0.0],
             max_tokens: 2,
         },
-        pending: vec![1, 9, 2],
+        pending: vec![vec![0], vec![7], vec![0, 1]],
         ..two_by_two(3)
     };
     let solution = rule.solve(true);
@@ -181,6 +189,7 @@ fn ragged_padded_and_pending_by_hand() {
         sizes: rule.sizes,
         head_map: rule.head_map,
         state: rule.state.clone(),
+        state_dtype: DType::F32,
         log: rule.log.clone(),
         slots: rule.slots.clone(),
         kept: rule.pending.clone(),
@@ -188,12 +197,107 @@ fn ragged_padded_and_pending_by_hand() {
     close(&commit.solve(), &[13.5, 7.0, 2.0], 0.0);
 }
 
+#[test]
+fn decay_per_channel_by_hand() {
+    let rule = DeltaRule {
+        sizes: Sizes { h: 1, hv: 1, k: 2, v: 2, decay: 2 },
+        q: vec![1.0, 2.0],
+        k: vec![0.5, -1.0],
+        v: vec![3.0, 5.0],
+        decay: Decay::Linear(vec![0.5, 0.25]),
+        state: vec![4.0, 8.0, -2.0, 4.0],
+        ..two_by_two(1)
+    };
+    let solution = rule.solve(false);
+    // Decayed: [2 2; -1 1]. S k = [1 - 2, -0.5 - 1]. delta = [4, 6.5]. S = [2 + 2, 2 - 4; -1 + 3.25, 1 - 6.5].
+    close(&solution.state_after, &[4.0, -2.0, 2.25, -5.5], 0.0);
+    close(&solution.out, &[0.0, -8.75], 0.0);
+    assert_eq!(solution.decay, [0.5, 0.25]);
+    // The gate: one A_log a head, a bias a channel. softplus(ln 3) = ln 4, so exp(A_log) = 1/2 gives 1/2 and 4^-(1/2) = 1/2.
+    let gate = Decay::Gate { a: vec![0.0, 3f64.ln()], a_log: vec![0.5f64.ln()], dt_bias: vec![3f64.ln(), 0.0] };
+    close(&DeltaRule { decay: gate, ..rule.clone() }.solve(false).decay, &[0.5, 0.5], 1e-15);
+    // A replayed entry: column j of [4 8; -2 4] by [0.5, 0.25], then delta [1, 2] times k [1, 0].
+    let log = Log { k: vec![1.0, 0.0], decay: vec![0.5, 0.25], delta: vec![1.0, 2.0], max_tokens: 1 };
+    let replayed = DeltaRule { log, pending: vec![vec![0]], ..rule }.solve(false);
+    close(&replayed.state_before, &[3.0, 2.0, 1.0, 1.0], 0.0);
+}
+
+#[test]
+fn sixteen_bit_states_by_hand() {
+    // bf16 keeps 7 bits after the leading one. 1 + 2^-8 lies in the middle of 1 and 1 + 2^-7: to the even one, 1.
+    let middle = 1.0 + 2f64.powi(-8);
+    let rule = DeltaRule {
+        sizes: Sizes { h: 1, hv: 1, k: 1, v: 2, decay: 1 },
+        q: vec![1.0, 1.0],
+        k: vec![1.0, 1.0],
+        v: vec![middle, 1.0 + 3.0 * 2f64.powi(-8), 0.0, 0.0],
+        decay: Decay::Linear(vec![1.0, 1.0]),
+        beta: Beta::Value(vec![1.0, 0.0]),
+        state: vec![0.0; 2],
+        state_dtype: DType::Bf16,
+        ..two_by_two(2)
+    };
+    let solution = rule.solve(true);
+    // The first output sees the state before its rounding, the second one that after it.
+    close(&solution.out, &[middle, 1.0 + 3.0 * 2f64.powi(-8), 1.0, 1.0 + 2f64.powi(-6)], 0.0);
+    close(&solution.states[0], &[1.0, 1.0 + 2f64.powi(-6)], 0.0);
+    // Every replayed entry is rounded: 1 + 2^-8 twice stays 1, and rounding at the end would give 1 + 2^-7.
+    let log = Log {
+        k: vec![1.0; 2],
+        decay: vec![1.0; 2],
+        delta: vec![2f64.powi(-8), 0.0, 2f64.powi(-8), 0.0],
+        max_tokens: 2,
+    };
+    let replayed =
+        DeltaRule { log, state: vec![1.0, 1.0], lens: vec![0], parents: vec![], pending: vec![vec![0, 1]], ..rule };
+    close(&replayed.solve(false).state_before, &[1.0, 1.0], 0.0);
+}
+
+#[test]
+fn trees_and_paths_by_hand() {
+    // K = V = 1, k = q = 1, no decay, beta 1/2: each token moves the state halfway to its v.
+    //   8 -> 0 (v 4): 6 -> 1 (v 2): 4 -> 3 (v 0): 2
+    //                   -> 2 (v 10): 8
+    //     -> 4 (v 0): 4
+    let rule = DeltaRule {
+        sizes: Sizes { h: 1, hv: 1, k: 1, v: 1, decay: 1 },
+        q: vec![1.0; 5],
+        k: vec![1.0; 5],
+        v: vec![4.0, 2.0, 10.0, 0.0, 0.0],
+        decay: Decay::Linear(vec![1.0; 5]),
+        beta: Beta::Value(vec![0.5; 5]),
+        lens: vec![5],
+        parents: vec![None, Some(0), Some(0), Some(1), None],
+        state: vec![8.0],
+        ..two_by_two(5)
+    };
+    let solution = rule.solve(true);
+    close(&solution.out, &[6.0, 4.0, 8.0, 2.0, 4.0], 0.0);
+    close(&solution.delta, &[-2.0, -2.0, 2.0, -2.0, -4.0], 0.0);
+    close(&solution.states.concat(), &[6.0, 4.0, 8.0, 2.0, 4.0], 0.0);
+    // The path 0, 1, 3 of the log, not its first three entries.
+    let log =
+        Log { k: solution.k.clone(), decay: solution.decay.clone(), delta: solution.delta.clone(), max_tokens: 5 };
+    let commit = Commit {
+        sizes: rule.sizes,
+        head_map: rule.head_map,
+        state: rule.state.clone(),
+        state_dtype: DType::F32,
+        log: log.clone(),
+        slots: vec![Some(0)],
+        kept: vec![vec![0, 1, 3]],
+    };
+    close(&commit.solve(), &[2.0], 0.0);
+    let next = DeltaRule { log, pending: vec![vec![0, 2]], ..rule };
+    close(&next.solve(false).state_before, &[8.0], 0.0);
+}
+
 /// Random values for one head.
 fn random(rng: &mut Rng, tokens: usize, k: usize, v: usize) -> DeltaRule {
     let mut normals = |n: usize| (0..n).map(|_| rng.normal()).collect::<Vec<f64>>();
     let (q, keys, values, state) = (normals(tokens * k), normals(tokens * k), normals(tokens * v), normals(v * k));
     DeltaRule {
-        sizes: Sizes { h: 1, hv: 1, k, v },
+        sizes: Sizes { h: 1, hv: 1, k, v, decay: 1 },
         q,
         k: keys,
         v: values,
@@ -202,6 +306,7 @@ fn random(rng: &mut Rng, tokens: usize, k: usize, v: usize) -> DeltaRule {
         scale: 0.5,
         l2_norm_eps: Some(1e-6),
         lens: vec![tokens],
+        parents: chain(tokens),
         state,
         ..two_by_two(1)
     }
@@ -304,7 +409,8 @@ fn convolution_by_hand() {
         state: vec![0.0, 0.0, 0.0, 0.0, 1.0, 5.0, 2.0, 6.0],
         log: vec![0.0, 0.0, 3.0, 7.0],
         max_tokens: 1,
-        pending: vec![1, 1],
+        parents: vec![None, Some(0), None],
+        pending: vec![vec![0], vec![0]],
     };
     let solution = conv.solve();
     // Channel 0: 0.5 + 1*2 + 2*3 + 3*4 = 20.5, 0.5 + 1*3 + 2*4 + 3*5 = 26.5. Channel 1: -1 + 60 + 140 + 240, -1 + 70 + 160 + 270.
@@ -324,9 +430,36 @@ fn convolution_by_hand() {
         state: vec![0.0],
         log: vec![],
         max_tokens: 0,
-        pending: vec![0],
+        parents: vec![None],
+        pending: vec![vec![]],
     };
     close(&silu.solve().out, &[0.75 * 3f64.ln()], 1e-15);
+}
+
+#[test]
+fn convolution_of_a_tree_by_hand() {
+    // W = 3, weight [1 2 4]; state [1, 2], entries 10, 20, 30 of the log, of which 0 and 2 are pending: [10, 30].
+    //   [10, 30] -> 0 (x 1): 10 + 60 + 4 -> 1 (x 2): 30 + 2 + 8
+    //                                    -> 2 (x 3): 30 + 2 + 12 -> 3 (x 5): 1 + 6 + 20
+    let conv = Conv {
+        channels: 1,
+        width: 3,
+        x: vec![1.0, 2.0, 3.0, 5.0],
+        weight: vec![1.0, 2.0, 4.0],
+        bias: None,
+        activation: Activation::None,
+        lens: vec![4],
+        slots: vec![Some(0)],
+        state: vec![1.0, 2.0],
+        log: vec![10.0, 20.0, 30.0],
+        max_tokens: 3,
+        parents: vec![None, Some(0), Some(0), Some(2)],
+        pending: vec![vec![0, 2]],
+    };
+    let solution = conv.solve();
+    close(&solution.out, &[74.0, 40.0, 44.0, 27.0], 0.0);
+    close(&solution.state_before, &[10.0, 30.0], 0.0);
+    close(&solution.state_after, &[3.0, 5.0], 0.0);
 }
 
 #[test]
@@ -334,6 +467,7 @@ fn gate_by_hand() {
     let gating = Gating {
         num_tokens: 1,
         num_v_heads: 2,
+        decay_dim: 1,
         a: vec![3f64.ln() - 1.0, -40.0],
         b: vec![0.0, 3f64.ln()],
         a_log: vec![2f64.ln(), 0.0],
@@ -342,6 +476,22 @@ fn gate_by_hand() {
     let (g, beta) = gating.solve();
     close(&g[..1], &[-2.0 * 4f64.ln()], 1e-15);
     close(&g[1..], &[-(-40f64).exp()], 1e-15);
+    close(&beta, &[0.5, 0.75], 1e-15);
+}
+
+#[test]
+fn gate_per_channel_by_hand() {
+    let gating = Gating {
+        num_tokens: 1,
+        num_v_heads: 2,
+        decay_dim: 2,
+        a: vec![0.0, 3f64.ln(), 0.0, 0.0],
+        b: vec![0.0, 3f64.ln()],
+        a_log: vec![2f64.ln(), 0.0],
+        dt_bias: vec![3f64.ln(), 0.0, 0.0, 3f64.ln()],
+    };
+    let (g, beta) = gating.solve();
+    close(&g, &[-2.0 * 4f64.ln(), -2.0 * 4f64.ln(), -(2f64.ln()), -(4f64.ln())], 1e-15);
     close(&beta, &[0.5, 0.75], 1e-15);
 }
 

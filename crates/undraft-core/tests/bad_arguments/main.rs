@@ -2,10 +2,12 @@
 
 mod delta_rule;
 
-use undraft_core::ops::{CausalConv1dUpdateArgs, ConvLogMut, FusedGdnGatingArgs, GateActivation, RmsNormGatedArgs};
+use undraft_core::ops::{
+    CausalConv1dFnArgs, CausalConv1dUpdateArgs, ConvLogMut, FusedGdnGatingArgs, GateActivation, RmsNormGatedArgs,
+};
 use undraft_core::{
-    Activation, Caps, Capture, ConvDims, CuSeqlens, DType, Error, GdnDims, Op, Rows, RowsMut, StateIndices, Support,
-    conv_state_to_channel_major, conv_state_to_time_major, conv_weight_to_tap_major, state_to_key_major,
+    Activation, Caps, Capture, ConvDims, CuSeqlens, DType, DecayShape, Error, GdnDims, Op, Rows, RowsMut, StateIndices,
+    Support, conv_state_to_channel_major, conv_state_to_time_major, conv_weight_to_tap_major, state_to_key_major,
     state_to_value_major,
 };
 
@@ -49,6 +51,7 @@ impl Matrix {
 struct Gating {
     num_tokens: usize,
     num_v_heads: usize,
+    decay_dim: usize,
     a: Matrix,
     b: Matrix,
     a_log: Vec<f32>,
@@ -62,6 +65,7 @@ fn fused_gdn_gating() {
     let good = Gating {
         num_tokens: 3,
         num_v_heads: 4,
+        decay_dim: 1,
         a: Matrix::new(3, 4),
         b: Matrix::new(3, 4),
         a_log: vec![0.0; 4],
@@ -73,6 +77,7 @@ fn fused_gdn_gating() {
         FusedGdnGatingArgs {
             num_tokens: args.num_tokens,
             num_v_heads: args.num_v_heads,
+            decay_dim: args.decay_dim,
             a: args.a.rows(),
             b: args.b.rows(),
             a_log: &args.a_log,
@@ -98,8 +103,32 @@ fn fused_gdn_gating() {
             |x| x.num_tokens = usize::MAX,
             "`a` has 12 elements, expected at least 18446744073709551615 for 18446744073709551615 rows of 4 at stride 4",
         ),
+        (|x| x.decay_dim = 0, "`decay_dim` is 0, expected 1..=256"),
+        (|x| x.decay_dim = 257, "`decay_dim` is 257, expected 1..=256"),
+        (|x| x.decay_dim = 2, "`a` has row stride 4, expected at least the row length 8"),
+        (
+            |x| (x.decay_dim, x.a) = (2, Matrix::new(3, 8)),
+            "`dt_bias` has 4 elements, expected 8 = [num_v_heads=4, decay_dim=2]",
+        ),
+        (
+            |x| (x.decay_dim, x.a, x.dt_bias) = (2, Matrix::new(3, 8), vec![0.0; 8]),
+            "`g` has 12 elements, expected 24 = [num_tokens=3, num_v_heads=4, decay_dim=2]",
+        ),
+        (
+            |x| {
+                (x.decay_dim, x.a, x.dt_bias) = (2, Matrix::new(3, 8), vec![0.0; 8]);
+                (x.g, x.beta) = (vec![0.0; 24], vec![0.0; 24]);
+            },
+            "`beta` has 24 elements, expected 12 = [num_tokens=3, num_v_heads=4]",
+        ),
+        (
+            |x| (x.num_v_heads, x.decay_dim) = (usize::MAX, 256),
+            "`a` needs [num_v_heads=18446744073709551615, decay_dim=256] elements in total, which overflows",
+        ),
     ];
     run(&good, check, table);
+    let channels = Gating { decay_dim: 2, a: Matrix::new(3, 8), dt_bias: vec![0.0; 8], g: vec![0.0; 24], ..good };
+    run(&channels, check, &[]);
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -114,14 +143,15 @@ struct Conv {
     log: Option<Vec<f32>>,
     max_tokens: usize,
     num_pending: Vec<u32>,
+    pending_path: Vec<u32>,
+    parents: Vec<i32>,
     capture: Capture,
     out: Matrix,
 }
 
-#[test]
-fn causal_conv1d_update() {
-    // C = 2, W = 3, sequences of 2 and 1 tokens in slots 2 and 0 of 3, logs of 4 tokens.
-    let good = Conv {
+/// C = 2, W = 3, sequences of 2 and 1 tokens in slots 2 and 0 of 3, logs of 4 tokens.
+fn conv() -> Conv {
+    Conv {
         x: Matrix::new(3, 2),
         weight: vec![0.0; 6],
         bias: Some(vec![0.0; 2]),
@@ -132,9 +162,42 @@ fn causal_conv1d_update() {
         log: Some(vec![0.0; 24]),
         max_tokens: 4,
         num_pending: vec![4, 0],
+        pending_path: vec![],
+        parents: vec![],
         capture: Capture::DeltaLog,
         out: Matrix::new(3, 2),
-    };
+    }
+}
+
+/// What the convolution of windows and that of prompts check alike.
+const CONV: &Table<Conv> = &[
+    (
+        |x| x.cu_seqlens.clear(),
+        "`cu_seqlens` is missing, expected it because it needs num_seqs + 1 entries, at least one",
+    ),
+    (|x| x.cu_seqlens[0] = 1, "`cu_seqlens`[0] is 1, expected 0"),
+    (|x| x.cu_seqlens[2] = 1, "`cu_seqlens`[2] is 1, expected at least the entry before it"),
+    (|x| x.cu_seqlens[1] = -1, "`cu_seqlens`[1] is -1, expected at least the entry before it"),
+    (
+        |x| x.cu_seqlens[2] = i32::MAX,
+        "`x` has 6 elements, expected at least 4294967294 for 2147483647 rows of 2 at stride 2",
+    ),
+    (|x| x.state_indices.truncate(1), "`state_indices` has 1 elements, expected 2 = [num_seqs=2]"),
+    (|x| x.state_indices[1] = 3, "`state_indices`[1] is 3, expected -1 (padding) or 0..3"),
+    (|x| x.state_indices[0] = -2, "`state_indices`[0] is -2, expected -1 (padding) or 0..3"),
+    (|x| x.state_indices[1] = 2, "`state_indices`[1] is slot 2 again, first at [0]: a slot may stand once in a call"),
+    (|x| x.x.stride = 1, "`x` has row stride 1, expected at least the row length 2"),
+    (|x| x.x.data.truncate(5), "`x` has 5 elements, expected at least 6 for 3 rows of 2 at stride 2"),
+    (|x| x.out.stride = 1, "`out` has row stride 1, expected at least the row length 2"),
+    (|x| x.out.stride = 3, "`out` has 6 elements, expected at least 8 for 3 rows of 2 at stride 3"),
+    (|x| x.weight.truncate(5), "`weight` has 5 elements, expected 6 = [conv_width=3, channels=2]"),
+    (|x| x.bias = Some(vec![0.0; 3]), "`bias` has 3 elements, expected 2 = [channels=2]"),
+    (|x| x.state.push(0.0), "`state` has 13 elements, expected 12 = [num_slots=3, conv_width - 1=2, channels=2]"),
+];
+
+#[test]
+fn causal_conv1d_update() {
+    let good = conv();
     let check = |args: &mut Conv| {
         CausalConv1dUpdateArgs {
             dims: ConvDims::new(2, 3)?,
@@ -148,38 +211,16 @@ fn causal_conv1d_update() {
             state: &mut args.state,
             log: args.log.as_mut().map(|x| ConvLogMut { x, max_tokens: args.max_tokens }),
             num_pending: &args.num_pending,
+            pending_path: &args.pending_path,
+            parents: &args.parents,
             capture: args.capture,
             out: args.out.rows_mut(),
         }
         .check()
         .map(drop)
     };
+    run(&good, check, CONV);
     let table: &Table<Conv> = &[
-        (
-            |x| x.cu_seqlens.clear(),
-            "`cu_seqlens` is missing, expected it because it needs num_seqs + 1 entries, at least one",
-        ),
-        (|x| x.cu_seqlens[0] = 1, "`cu_seqlens`[0] is 1, expected 0"),
-        (|x| x.cu_seqlens[2] = 1, "`cu_seqlens`[2] is 1, expected at least the entry before it"),
-        (|x| x.cu_seqlens[1] = -1, "`cu_seqlens`[1] is -1, expected at least the entry before it"),
-        (
-            |x| x.cu_seqlens[2] = i32::MAX,
-            "`x` has 6 elements, expected at least 4294967294 for 2147483647 rows of 2 at stride 2",
-        ),
-        (|x| x.state_indices.truncate(1), "`state_indices` has 1 elements, expected 2 = [num_seqs=2]"),
-        (|x| x.state_indices[1] = 3, "`state_indices`[1] is 3, expected -1 (padding) or 0..3"),
-        (|x| x.state_indices[0] = -2, "`state_indices`[0] is -2, expected -1 (padding) or 0..3"),
-        (
-            |x| x.state_indices[1] = 2,
-            "`state_indices`[1] is slot 2 again, first at [0]: a slot may stand once in a call",
-        ),
-        (|x| x.x.stride = 1, "`x` has row stride 1, expected at least the row length 2"),
-        (|x| x.x.data.truncate(5), "`x` has 5 elements, expected at least 6 for 3 rows of 2 at stride 2"),
-        (|x| x.out.stride = 1, "`out` has row stride 1, expected at least the row length 2"),
-        (|x| x.out.stride = 3, "`out` has 6 elements, expected at least 8 for 3 rows of 2 at stride 3"),
-        (|x| x.weight.truncate(5), "`weight` has 5 elements, expected 6 = [conv_width=3, channels=2]"),
-        (|x| x.bias = Some(vec![0.0; 3]), "`bias` has 3 elements, expected 2 = [channels=2]"),
-        (|x| x.state.push(0.0), "`state` has 13 elements, expected 12 = [num_slots=3, conv_width - 1=2, channels=2]"),
         (
             |x| x.log = Some(vec![0.0; 23]),
             "`log.x` has 23 elements, expected 24 = [num_slots=3, max_tokens=4, channels=2]",
@@ -204,14 +245,57 @@ fn causal_conv1d_update() {
             "back end `any` does not support capture `PerToken` of a convolution: use `DeltaLog`, the window's inputs are \
              all that is needed",
         ),
+        (|x| x.parents = vec![-1; 4], "`parents` has 4 elements, expected 3 = [num_tokens=3]"),
+        (
+            |x| x.parents = vec![-1, 0, 0],
+            "`parents`[2] is 0, expected -1 (the committed state) or 0..0: parents come first",
+        ),
+        (
+            |x| (x.capture, x.parents) = (Capture::Final, vec![-1, -1, -1]),
+            "back end `any` does not support a draft tree with capture `Final`: use `DeltaLog`, which keeps the state until a \
+             path is chosen",
+        ),
+        (|x| x.pending_path = vec![0; 9], "`pending_path` has 9 elements, expected 8 = [num_seqs=2, max_tokens=4]"),
+        (
+            |x| x.pending_path = vec![0, 2, 1, 3, 0, 0, 0, 0],
+            "`pending_path`[0][2] is log entry 1, expected 3..4: a path rises",
+        ),
+        (
+            |x| x.pending_path = vec![1, 2, 3, 4, 0, 0, 0, 0],
+            "`pending_path`[0][3] is log entry 4, expected 4..4: a path rises",
+        ),
     ];
     run(&good, check, table);
+    let tree = Conv { parents: vec![-1, -1, -1], pending_path: vec![0, 1, 2, 3, 9, 9, 9, 9], ..good.clone() };
+    run(&tree, check, &[]);
+    run(&Conv { parents: vec![-1, 0, -1], capture: Capture::Final, ..tree }, check, &[]);
     // Padding needs no room and may say anything; without a log `Final` runs.
     let padded = Conv { state_indices: vec![-1, -1], num_pending: vec![u32::MAX, 9], ..good.clone() };
     let tight = Conv { max_tokens: 1, log: Some(vec![0.0; 6]), ..padded };
     let without_log = Conv { log: None, num_pending: vec![0, 0], capture: Capture::Final, ..good };
     run(&tight, check, &[]);
     run(&without_log, check, &[]);
+}
+
+#[test]
+fn causal_conv1d_fn() {
+    let check = |args: &mut Conv| {
+        CausalConv1dFnArgs {
+            dims: ConvDims::new(2, 3)?,
+            x: args.x.rows(),
+            weight: &args.weight,
+            bias: args.bias.as_deref(),
+            activation: Activation::Silu,
+            cu_seqlens: &args.cu_seqlens,
+            state_indices: &args.state_indices,
+            num_slots: args.num_slots,
+            state: &mut args.state,
+            out: args.out.rows_mut(),
+        }
+        .check()
+        .map(drop)
+    };
+    run(&conv(), check, CONV);
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -354,9 +438,11 @@ fn support() {
         io: &[DType::F32],
         captures: &[Capture::DeltaLog],
         max_head_dim: 128,
+        states: &[DType::F32],
+        decay_shapes: &[DecayShape::PerHead],
+        trees: false,
     };
-    let good =
-        Support { op: Op::CommitStates, io: DType::F32, head_k_dim: 128, head_v_dim: 1, capture: Capture::DeltaLog };
+    let good = Support::new(Op::CommitStates, 128, 1);
     assert_eq!(caps.supports(&good), Ok(()));
     let no = |what| sentence(caps.supports(&what));
     assert_eq!(
@@ -371,6 +457,19 @@ fn support() {
         no(Support { capture: Capture::PerToken, ..good }),
         "back end `test` does not support capture `PerToken`: use capture `DeltaLog`"
     );
+    assert_eq!(
+        no(Support { state: DType::F16, ..good }),
+        "back end `test` does not support f16 states: use f32 states"
+    );
+    assert_eq!(
+        no(Support { decay_shape: DecayShape::PerChannel, ..good }),
+        "back end `test` does not support decay shape `PerChannel`: use one decay factor a head"
+    );
+    assert_eq!(
+        no(Support { op: Op::FusedRecurrentGatedDeltaRule, tree: true, ..good }),
+        "back end `test` does not support draft trees: verify each path as a chain"
+    );
+    assert_eq!(caps.supports(&Support { tree: true, ..good }), Ok(()), "a replay has no windows");
     let sizes = "head sizes reach from 1 to the back end's largest";
     assert_eq!(
         no(Support { head_k_dim: 129, ..good }),

@@ -1,7 +1,7 @@
 //! `causal_conv1d_update`: settle the kept inputs, convolve the window, keep or move on the state.
 
-use undraft_core::Checked;
 use undraft_core::ops::{CausalConv1dUpdateArgs, ConvLogMut};
+use undraft_core::{Checked, is_chain};
 
 use super::convolution::Call;
 use super::rows::SharedRows;
@@ -32,9 +32,13 @@ pub(crate) fn causal_conv1d_update(token: Token, executor: &dyn Executor, args: 
             [] => &[],
             path => &path[seq * max_tokens..][..num_pending],
         };
+        // A chain needs no look at its ancestors, and with capture `Final` there is no log to find them in.
         let parents = match args.parents {
             [] => &[],
-            parents => &parents[tokens.clone()],
+            parents => match &parents[tokens.clone()] {
+                chain if is_chain(chain) => &[],
+                tree => tree,
+            },
         };
         call.settle(slot, num_pending, path, &channels);
         call.convolve(token, slot, tokens, parents, channels);

@@ -1,110 +1,107 @@
-//! Small dense products on scratch buffers, for the chunked form.
+//! Sums of products in registers, over matrices that lie in blocks of 16 columns.
+//!
+//! A matrix `[R, C]` lies as `[ceil(C / 16)][R][16]`: a block's rows follow one another, so that a product reads both its
+//! operands in order. Terms are added in rising depth, one FMA each: how large a tile is does not change a bit.
 
-use fearless_simd::Simd;
+use fearless_simd::prelude::*;
+use fearless_simd::{Simd, f32x16};
 
-use crate::simd::{self, LANES};
+use crate::simd::{self, LANES, Token};
+use crate::with_vectors;
 
-/// A matrix of f32 in a slice: element (i, j) at `i * row + j * col`.
+/// One row of a block.
+pub(super) type Lanes = [f32; LANES];
+
+/// Sums of `MR` rows and `NR` blocks of columns.
 #[derive(Clone, Copy)]
-pub(super) struct Matrix<'a> {
-    pub(super) data: &'a [f32],
-    pub(super) row: usize,
-    pub(super) col: usize,
+pub(super) struct Tile<S: Simd, const MR: usize, const NR: usize> {
+    pub(super) sums: [[f32x16<S>; NR]; MR],
 }
 
-/// `c[i][..] = beta * c[i][..] + sum_p a(i, p) * b[p][..]` for `i < m` and `n` columns, a multiple of 16.
-///
-/// `b` is `[depth, n]` with rows `b_row` apart, `c` is `[m, n]` with rows `c_row` apart. Terms are added in rising p,
-/// one FMA each, so that a result does not depend on how rows and columns are blocked.
-#[inline(always)]
-pub(super) fn matmul<S: Simd>(
-    s: S,
-    [m, n, depth]: [usize; 3],
-    a: Matrix<'_>,
-    (b, b_row): (&[f32], usize),
-    beta: f32,
-    (c, c_row): (&mut [f32], usize),
-) {
-    let mut i = 0;
-    while i + 4 <= m {
-        columns::<S, 4>(s, i, [n, depth], a, (b, b_row), beta, (c, c_row));
-        i += 4;
+impl<S: Simd, const MR: usize, const NR: usize> Tile<S, MR, NR> {
+    #[inline(always)]
+    pub(super) fn zero(s: S) -> Self {
+        Self { sums: [[simd::zero(s); NR]; MR] }
     }
-    while i < m {
-        columns::<S, 1>(s, i, [n, depth], a, (b, b_row), beta, (c, c_row));
-        i += 1;
-    }
-}
 
-#[inline(always)]
-fn columns<S: Simd, const MR: usize>(
-    s: S,
-    i: usize,
-    [n, depth]: [usize; 2],
-    a: Matrix<'_>,
-    b: (&[f32], usize),
-    beta: f32,
-    (c, c_row): (&mut [f32], usize),
-) {
-    let mut j = 0;
-    while j + 4 * LANES <= n {
-        tile::<S, MR, 4>(s, i, j, depth, a, b, beta, (c, c_row));
-        j += 4 * LANES;
-    }
-    while j + LANES <= n {
-        tile::<S, MR, 1>(s, i, j, depth, a, b, beta, (c, c_row));
-        j += LANES;
-    }
-}
-
-/// Rows `i .. i + MR`, columns `j .. j + 16 * NR`.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)]
-fn tile<S: Simd, const MR: usize, const NR: usize>(
-    s: S,
-    i: usize,
-    j: usize,
-    depth: usize,
-    a: Matrix<'_>,
-    (b, b_row): (&[f32], usize),
-    beta: f32,
-    (c, c_row): (&mut [f32], usize),
-) {
-    let beta = simd::splat(s, beta);
-    let mut acc = [[simd::zero(s); NR]; MR];
-    for r in 0..MR {
-        let from = &c[(i + r) * c_row + j..][..NR * LANES];
-        for (to, from) in acc[r].iter_mut().zip(from.as_chunks::<LANES>().0) {
-            *to = simd::load(s, from) * beta;
+    /// Adds `sum_p a[p][row + r] * b[n][p]` to sum `(r, n)`; `b[n]` is at least as long as `a`.
+    #[inline(always)]
+    pub(super) fn add(&mut self, s: S, a: &[Lanes], row: usize, mut b: [&[Lanes]; NR]) {
+        assert!(row + MR <= LANES);
+        for n in 0..NR {
+            b[n] = &b[n][..a.len()];
         }
-    }
-    for p in 0..depth {
-        let (b, _) = b[p * b_row + j..][..NR * LANES].as_chunks::<LANES>();
-        for r in 0..MR {
-            let x = simd::splat(s, a.data[(i + r) * a.row + p * a.col]);
+        for (p, a) in a.iter().enumerate() {
+            let mut columns = [simd::zero(s); NR];
             for n in 0..NR {
-                acc[r][n] = simd::fma(x, simd::load(s, &b[n]), acc[r][n]);
+                columns[n] = simd::load(s, &b[n][p]);
+            }
+            for r in 0..MR {
+                let x = simd::splat(s, a[row + r]);
+                for n in 0..NR {
+                    self.sums[r][n] = simd::fma(x, columns[n], self.sums[r][n]);
+                }
             }
         }
     }
-    for r in 0..MR {
-        let (to, _) = c[(i + r) * c_row + j..][..NR * LANES].as_chunks_mut::<LANES>();
-        for n in 0..NR {
-            simd::store(acc[r][n], &mut to[n]);
+
+    /// Adds `sum_{p <= r} a[p][row + r] * b[n][p]` for the `MR` rows of `a`; what lies above the diagonal is not read.
+    #[inline(always)]
+    pub(super) fn add_lower(&mut self, s: S, a: &[Lanes], row: usize, b: [&[Lanes]; NR]) {
+        for p in 0..MR {
+            for n in 0..NR {
+                let column = simd::load(s, &b[n][p]);
+                for r in p..MR {
+                    self.sums[r][n] = simd::fma(simd::splat(s, a[p][row + r]), column, self.sums[r][n]);
+                }
+            }
+        }
+    }
+
+    /// Forward substitution: adds `sum_{p < r} a[p][row + r] * sums[p]` to row r, rows in rising order.
+    #[inline(always)]
+    pub(super) fn substitute(&mut self, s: S, a: &[Lanes], row: usize) {
+        for p in 0..MR {
+            for r in p + 1..MR {
+                let x = simd::splat(s, a[p][row + r]);
+                for n in 0..NR {
+                    self.sums[r][n] = simd::fma(x, self.sums[p][n], self.sums[r][n]);
+                }
+            }
         }
     }
 }
 
-/// `to[j][i] = from[i][j]` for `rows x cols`.
-pub(super) fn transpose(
-    rows: usize,
-    cols: usize,
-    (from, from_row): (&[f32], usize),
-    (to, to_row): (&mut [f32], usize),
-) {
-    for i in 0..rows {
-        for j in 0..cols {
-            to[j * to_row + i] = from[i * from_row + j];
+/// `to[j][i] = from[i * row_len][j]` for 16 rows of `from`, `row_len` vectors apart.
+pub(super) fn transpose(token: Token, from: &[Lanes], row_len: usize, to: &mut [Lanes; LANES]) {
+    with_vectors!(token, scalar => transpose_loops(from, row_len, to), s => transpose_vectors(s, from, row_len, to));
+}
+
+/// [`transpose`] in plain loops.
+pub(super) fn transpose_loops(from: &[Lanes], row_len: usize, to: &mut [Lanes; LANES]) {
+    for i in 0..LANES {
+        for j in 0..LANES {
+            to[j][i] = from[i * row_len][j];
         }
+    }
+}
+
+/// [`transpose`] by four perfect shuffles of the 256 elements: each takes the highest bit of the index to its lowest place.
+#[inline(always)]
+pub(super) fn transpose_vectors<S: Simd>(s: S, from: &[Lanes], row_len: usize, to: &mut [Lanes; LANES]) {
+    let mut x = [simd::zero(s); LANES];
+    for i in 0..LANES {
+        x[i] = simd::load(s, &from[i * row_len]);
+    }
+    for _ in 0..4 {
+        let mut y = x;
+        for i in 0..LANES / 2 {
+            y[2 * i] = x[i].zip_low(x[i + LANES / 2]);
+            y[2 * i + 1] = x[i].zip_high(x[i + LANES / 2]);
+        }
+        x = y;
+    }
+    for i in 0..LANES {
+        simd::store(x[i], &mut to[i]);
     }
 }

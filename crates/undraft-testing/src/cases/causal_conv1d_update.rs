@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use undraft_core::{Activation, ConvDims, DType};
+use undraft_core::{Activation, Capture, ConvDims, DType};
 
-use super::windows::gather;
-use super::{Windows, normals, seed, widen};
+use super::{Windows, capture_name, entries, gather, normals, paths, replay_name, seed, widen};
+use crate::coverage::{Axis, Options};
+use crate::harness::Memory;
 use crate::oracle::causal_conv1d_update::Conv;
 
 /// One call, as plain arrays.
@@ -33,6 +34,8 @@ pub struct ConvCase {
     pub max_tokens: usize,
     /// Pending entries of each sequence; empty for none.
     pub num_pending: Vec<u32>,
+    /// Which entries those are, `[num_seqs, max_tokens]`; empty for the first ones.
+    pub pending_path: Vec<u32>,
 }
 
 /// Channels; 832 and 1024 are those of the test models.
@@ -41,21 +44,29 @@ const CHANNELS: [usize; 11] = [17, 1, 64, 3, 130, 96, 515, 8, 33, 832, 1024];
 pub const NUM_CASES: usize = 77;
 
 impl ConvCase {
-    /// Case `index`; pending entries in half of them.
+    /// Case `index`; pending entries in half of them, draft trees in two of seven.
     pub fn nth(io: DType, index: usize) -> Self {
         let mut rng = seed("causal_conv1d_update", io, index);
         let (channels, width) = (CHANNELS[index % CHANNELS.len()], 2 + index % 7);
         let dims = ConvDims::new(channels, width).unwrap_or_else(|e| panic!("the lists hold allowed sizes: {e}"));
-        let windows = Windows::batch(&mut rng, index);
+        let turn = index / 2;
+        let mut windows = Windows::batch(&mut rng, index);
+        if matches!(turn % 7, 2 | 5) {
+            // Of the list, these batches have windows that can branch.
+            windows = Windows::batch(&mut rng, [1, 2, 6, 8, 12, 13, 18][(index + turn / 7) % 7]);
+            windows.grow_trees(&mut rng);
+        }
         let max_tokens = windows.longest() + rng.below(3) + index % 2;
         let log_scale = if index % 2 == 1 { 1.0 } else { 0.0 };
-        let num_pending = match index % 2 {
+        let num_pending: Vec<u32> = match index % 2 {
             0 => Vec::new(),
             _ => {
                 let pending = |&slot: &i32| if slot < 0 { u32::MAX } else { rng.below(max_tokens + 1) as u32 };
                 windows.slots.iter().map(pending).collect()
             }
         };
+        let has_path = index % 2 == 1 && (turn / 3).is_multiple_of(2);
+        let pending_path = if has_path { paths(&mut rng, &windows, &num_pending, max_tokens) } else { Vec::new() };
         let magnitude = rng.pick(&[1.0, 0.05, 12.0]);
         Self {
             dims,
@@ -68,6 +79,7 @@ impl ConvCase {
             log: normals(&mut rng, io, windows.num_slots * max_tokens * channels, magnitude * log_scale),
             max_tokens,
             num_pending,
+            pending_path,
             windows,
         }
     }
@@ -75,7 +87,7 @@ impl ConvCase {
     /// What the error messages call it.
     pub fn label(&self) -> String {
         format!(
-            "{} C={} W={} bias={} {:?} lens={:?} slots={:?} pending={:?}",
+            "{} C={} W={} bias={} {:?} lens={:?} slots={:?} parents={:?} pending={:?} path={:?}",
             self.io.name(),
             self.dims.channels(),
             self.dims.width(),
@@ -83,13 +95,33 @@ impl ConvCase {
             self.activation,
             self.windows.lens,
             self.windows.slots,
+            self.windows.parents,
             self.num_pending,
+            self.pending_path,
         )
+    }
+
+    /// Options of a call of `causal_conv1d_update`.
+    pub fn options(&self, capture: Capture, memory: Memory) -> Options {
+        self.prompt_options(memory)
+            .with(Axis::Capture, capture_name(capture))
+            .with(Axis::Windows, self.windows.kind())
+            .with(Axis::Replay, replay_name(&self.num_pending, &self.pending_path))
+    }
+
+    /// Options of a call of `causal_conv1d_fn`.
+    pub fn prompt_options(&self, memory: Memory) -> Options {
+        Options::new(self.io.name()).with(Axis::Memory, memory.name())
     }
 
     /// Pending entries of a sequence, 0 at padding.
     pub fn pending(&self, seq: usize) -> usize {
         if self.windows.slots[seq] < 0 { 0 } else { self.num_pending.get(seq).map_or(0, |&n| n as usize) }
+    }
+
+    /// The log entries that are pending, in order.
+    pub fn pending_entries(&self, seq: usize) -> Vec<usize> {
+        entries(&self.pending_path, seq, self.pending(seq), self.max_tokens)
     }
 
     /// The same for the oracle.
@@ -106,18 +138,27 @@ impl ConvCase {
             state: widen(&self.state),
             log: widen(&self.log),
             max_tokens: self.max_tokens,
-            pending: (0..self.windows.num_seqs()).map(|seq| self.pending(seq)).collect(),
+            parents: (0..self.windows.num_seqs())
+                .flat_map(|seq| (0..self.windows.lens[seq]).map(move |t| self.windows.parent(seq, t)))
+                .collect(),
+            pending: (0..self.windows.num_seqs()).map(|seq| self.pending_entries(seq)).collect(),
         }
     }
 
     /// Sequences `picked`, in that order, each cut to a range of its tokens; state, log and slots stay.
     pub fn pick(&self, picked: &[(usize, Range<usize>)]) -> Self {
         let (windows, tokens) = self.windows.pick(picked);
-        let num_pending = match self.num_pending.is_empty() {
-            true => Vec::new(),
-            false => picked.iter().map(|&(seq, _)| self.num_pending[seq]).collect(),
+        let of_seqs = |values: &[u32], row: usize| -> Vec<u32> {
+            let rows = picked.iter().flat_map(|&(seq, _)| &values[seq * row..][..row]);
+            if values.is_empty() { Vec::new() } else { rows.copied().collect() }
         };
-        Self { x: gather(&self.x, self.dims.channels(), &tokens), windows, num_pending, ..self.clone() }
+        Self {
+            x: gather(&self.x, self.dims.channels(), &tokens),
+            num_pending: of_seqs(&self.num_pending, 1),
+            pending_path: of_seqs(&self.pending_path, self.max_tokens),
+            windows,
+            ..self.clone()
+        }
     }
 
     /// The same sequences in other slots, each with its state and log.
@@ -130,9 +171,14 @@ impl ConvCase {
 
     /// Overwrites the inputs of the tokens at position `from` and later of each sequence with NaN.
     pub fn spoil_from(&mut self, from: usize) {
+        self.spoil(|_, t| t >= from);
+    }
+
+    /// Overwrites the inputs of the tokens (sequence, position) that are `wanted` with NaN.
+    pub fn spoil(&mut self, wanted: impl Fn(usize, usize) -> bool) {
         let c = self.dims.channels();
-        for tokens in self.windows.ranges() {
-            for t in tokens.skip(from) {
+        for (seq, tokens) in self.windows.ranges().into_iter().enumerate() {
+            for t in tokens.clone().filter(|t| wanted(seq, t - tokens.start)) {
                 self.x[t * c..(t + 1) * c].fill(f32::NAN);
             }
         }

@@ -4,6 +4,8 @@ use undraft_core::DType;
 use undraft_core::ops::GateActivation;
 
 use super::{normals, seed, widen};
+use crate::coverage::{Axis, Options};
+use crate::harness::Memory;
 use crate::oracle::rms_norm_gated::Norm;
 
 /// One call, as plain arrays.
@@ -65,6 +67,11 @@ impl NormCase {
     pub fn label(&self) -> String {
         let Self { num_rows, num_heads, head_dim, eps, activation, .. } = self;
         format!("{} rows={num_rows} heads={num_heads} D={head_dim} eps={eps:e} {activation:?}", self.io.name())
+    }
+
+    /// Options of a call.
+    pub fn options(&self, memory: Memory) -> Options {
+        Options::new(self.io.name()).with(Axis::Memory, memory.name())
     }
 
     /// The same for the oracle.

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-use undraft_core::PAD_SLOT;
+use undraft_core::{PAD_SLOT, is_chain};
 
+use super::Topology;
 use crate::Rng;
 
-/// Tokens and slot of each sequence of a call.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Tokens and slot of each sequence of a call, and what each token follows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Windows {
     /// Tokens of each sequence.
     pub lens: Vec<usize>,
@@ -15,6 +16,9 @@ pub struct Windows {
     pub slots: Vec<i32>,
     /// Number of slots, at least that of the sequences with one.
     pub num_slots: usize,
+    /// Draft trees: the position in its window of the token that each token follows, -1 = the committed state. Empty:
+    /// every window is a chain.
+    pub parents: Vec<i32>,
 }
 
 /// A padding window of `n` tokens.
@@ -74,13 +78,59 @@ impl Windows {
     fn deal(rng: &mut Rng, batch: &[i32]) -> Self {
         let num_slots = batch.iter().filter(|&&n| n >= 0).count() + rng.below(3);
         let mut free = rng.permutation(num_slots).into_iter();
-        let mut windows = Self { lens: Vec::new(), slots: Vec::new(), num_slots };
+        let mut windows = Self { num_slots, ..Self::default() };
         for &n in batch {
             let slot = if n >= 0 { free.next().map_or(PAD_SLOT, |slot| slot as i32) } else { PAD_SLOT };
             windows.lens.push(if n >= 0 { n as usize } else { (-1 - n) as usize });
             windows.slots.push(slot);
         }
         windows
+    }
+    /// Chains, one a sequence.
+    pub fn chains(lens: Vec<usize>, slots: Vec<i32>, num_slots: usize) -> Self {
+        Self { lens, slots, num_slots, parents: Vec::new() }
+    }
+    /// Draws a topology for every window, padding too; some are chains, but if there is room not all of them.
+    pub fn grow_trees(&mut self, rng: &mut Rng) {
+        let first = rng.below(Topology::ALL.len());
+        self.parents.clear();
+        for (seq, &len) in self.lens.iter().enumerate() {
+            let topology = Topology::ALL[(first + seq) % Topology::ALL.len()];
+            self.parents.extend(topology.parents(rng, len));
+        }
+        let longest = self.live().map(|(_, _, tokens)| tokens).max_by_key(Range::len);
+        if let (Some(longest), "chain") = (longest, self.kind()) {
+            self.parents[longest.clone()].copy_from_slice(&Topology::Star.parents(rng, longest.len()));
+        }
+    }
+    /// Whether a window is no chain, that of padding too.
+    pub fn has_tree(&self) -> bool {
+        self.ranges().into_iter().any(|tokens| self.is_tree(tokens))
+    }
+    fn is_tree(&self, tokens: Range<usize>) -> bool {
+        !self.parents.is_empty() && !is_chain(&self.parents[tokens])
+    }
+    /// `chain`, `tree`, or `mixed` where some windows are chains; padding and windows of at most one token do not count.
+    pub fn kind(&self) -> &'static str {
+        let count = |tree: bool| self.live().filter(|(_, _, t)| t.len() > 1 && self.is_tree(t.clone()) == tree).count();
+        match (count(true), count(false)) {
+            (0, _) => "chain",
+            (_, 0) => "tree",
+            _ => "mixed",
+        }
+    }
+    /// Position that the token at position `t` of a sequence follows; `None` is the committed state.
+    pub fn parent(&self, seq: usize, t: usize) -> Option<usize> {
+        match self.parents[..] {
+            [] => t.checked_sub(1),
+            _ => usize::try_from(self.parents[self.lens[..seq].iter().sum::<usize>() + t]).ok(),
+        }
+    }
+    /// Positions from a root to `t`.
+    pub fn path(&self, seq: usize, t: usize) -> Vec<usize> {
+        let mut path: Vec<usize> = std::iter::successors(Some(t), |&t| self.parent(seq, t)).collect();
+        path.reverse();
+        path
     }
     /// Number of sequences.
     pub fn num_seqs(&self) -> usize {
@@ -129,7 +179,7 @@ impl Windows {
     /// The same sequences in other slots; padding stays padding.
     pub fn relocated(&self, slots: &[usize], num_slots: usize) -> Self {
         let moved = self.slots.iter().zip(slots).map(|(&old, &new)| if old < 0 { PAD_SLOT } else { new as i32 });
-        Self { lens: self.lens.clone(), slots: moved.collect(), num_slots }
+        Self { slots: moved.collect(), num_slots, ..self.clone() }
     }
     /// Moves per-slot values to where [`Windows::relocated`] put their sequences; the other slots get zeros.
     pub(crate) fn carry(&self, to: &Self, slot_len: usize, values: &[f32]) -> Vec<f32> {
@@ -144,14 +194,19 @@ impl Windows {
         self.slots.iter().map(|&slot| usize::try_from(slot).ok()).collect()
     }
     /// Sequences `picked`, in that order, each cut to a range of its tokens. Also gives the tokens in the old numbering.
+    ///
+    /// Trees stay where every range starts with the window; other ranges are chains.
     pub fn pick(&self, picked: &[(usize, Range<usize>)]) -> (Self, Vec<usize>) {
         let starts = self.ranges();
-        let mut windows = Self { lens: Vec::new(), slots: Vec::new(), num_slots: self.num_slots };
-        let mut tokens = Vec::new();
+        let mut windows = Self { num_slots: self.num_slots, ..Self::default() };
+        let mut tokens: Vec<usize> = Vec::new();
         for (seq, range) in picked {
             windows.lens.push(range.len());
             windows.slots.push(self.slots[*seq]);
             tokens.extend(range.clone().map(|t| starts[*seq].start + t));
+        }
+        if !self.parents.is_empty() && picked.iter().all(|(_, range)| range.start == 0) {
+            windows.parents = tokens.iter().map(|&t| self.parents[t]).collect();
         }
         (windows, tokens)
     }
@@ -173,7 +228,7 @@ mod tests {
 
     #[test]
     fn picking_keeps_tokens_and_slots() {
-        let windows = Windows { lens: vec![2, 3, 0], slots: vec![4, -1, 0], num_slots: 5 };
+        let windows = Windows::chains(vec![2, 3, 0], vec![4, -1, 0], 5);
         assert_eq!(windows.cu_seqlens(), [0, 2, 5, 5]);
         assert_eq!(windows.within(1..9), [(0, 1..2), (1, 1..3), (2, 0..0)]);
         let (picked, tokens) = windows.pick(&[(1, 1..3), (0, 0..1)]);
@@ -189,6 +244,22 @@ mod tests {
                 assert_eq!(windows.owner(slot), Some(seq));
                 assert!(slot < windows.num_slots);
             }
+        }
+    }
+
+    #[test]
+    fn trees_have_paths_and_prefixes() {
+        let mut windows = Windows::chains(vec![2, 4], vec![1, 0], 2);
+        assert_eq!((windows.path(1, 2), windows.kind()), (vec![0, 1, 2], "chain"));
+        windows.parents = vec![-1, 0, -1, 0, 0, 1];
+        assert_eq!((windows.path(1, 3), windows.path(0, 1), windows.kind()), (vec![0, 1, 3], vec![0, 1], "mixed"));
+        assert_eq!(windows.pick(&[(1, 0..3)]).0.parents, [-1, 0, 0]);
+        assert_eq!(windows.pick(&[(1, 1..3)]).0.parents, [0i32; 0]);
+        let mut rng = Rng::new(9);
+        for i in 0..BATCHES.len() {
+            let mut windows = Windows::batch(&mut rng, i);
+            windows.grow_trees(&mut rng);
+            assert!(windows.kind() != "chain" || windows.longest() < 3);
         }
     }
 }

@@ -23,6 +23,7 @@ pub(super) fn values(backend: &dyn Backend, io: DType, tally: &mut Tally) -> Res
         tally.deviation(compare::values("out", &out, &oracle.out, &out_axes(&case), of_out).map_err(at)?, of_out);
         let deviation = compare::values("state", &state, &oracle.state_after, &state_axes(&case), of_state);
         tally.deviation(deviation.map_err(at)?, of_state);
+        tally.call(case.prompt_options(Memory::nth(index)));
         tally.case(true);
     }
     Ok(())
@@ -42,6 +43,7 @@ pub(super) fn exactness(backend: &dyn Backend, io: DType, tally: &mut Tally) -> 
         let twice = |e| format!("run again in {memory:?}: {}: {e}", case.label());
         compare::bits("out", &again, &out, &out_axes(&case)).map_err(twice)?;
         compare::bits("state", &state_again, &state, &state_axes(&case)).map_err(twice)?;
+        tally.call(case.prompt_options(Memory::PLAIN));
         tally.case(true);
     }
     Ok(())

@@ -18,9 +18,11 @@ pub(super) fn values(backend: &dyn Backend, io: DType, tally: &mut Tally) -> Res
             continue;
         };
         let (oracle_g, oracle_beta) = case.oracle().solve();
-        let axes = [("token", case.num_tokens), ("head", case.num_v_heads)];
+        let axes = [("token", case.num_tokens), ("head", case.num_v_heads), ("decay", case.decay_dim)];
         tally.near(compare::each("g", &g, &oracle_g, &axes, bound).map_err(at)?, bound);
-        tally.near(compare::each("beta", &beta, &oracle_beta, &axes, bound).map_err(at)?, bound);
+        let axes = &axes[..2];
+        tally.near(compare::each("beta", &beta, &oracle_beta, axes, bound).map_err(at)?, bound);
+        tally.call(case.options(Memory::nth(index)));
         tally.case(true);
     }
     Ok(())
@@ -36,13 +38,14 @@ pub(super) fn exactness(backend: &dyn Backend, io: DType, tally: &mut Tally) -> 
         };
         for t in 0..case.num_tokens {
             let Some(one) = run(backend, &case.token(t), Memory::nth(index + t)).map_err(at)? else { continue };
-            let row = t * case.num_v_heads..(t + 1) * case.num_v_heads;
-            for (arg, all, one) in [("g", &all[0], &one[0]), ("beta", &all[1], &one[1])] {
-                let axes = [("head", case.num_v_heads)];
+            for (arg, all, one, decays) in [("g", &all[0], &one[0], case.decay_dim), ("beta", &all[1], &one[1], 1)] {
+                let axes = [("head", case.num_v_heads), ("decay", decays)];
+                let row = t * case.num_v_heads * decays..(t + 1) * case.num_v_heads * decays;
                 let alone = |e| format!("token {t} of {}, alone: {e}", case.label());
-                compare::bits(arg, one, &all[row.clone()], &axes).map_err(alone)?;
+                compare::bits(arg, one, &all[row], &axes).map_err(alone)?;
             }
         }
+        tally.call(case.options(Memory::nth(index)));
         tally.case(true);
     }
     Ok(())

@@ -1,6 +1,7 @@
-//! A whole GDN layer on golden inputs: every intermediate against the value that transformers gives in float64.
+//! Golden vectors: whole GDN layers here, single operations in [`ops`].
 //!
-//! Two layers: one of a trained model (59 tokens), one with unusual sizes (3 value heads per key head, K = 64, V = 96).
+//! A layer is run on golden inputs, and every intermediate held against the value that transformers gives in float64.
+//! There are two: one of a trained model (59 tokens), one with unusual sizes (3 value heads per key head, K = 64, V = 96).
 //! Each operation gets what the one before it gave, as a model would run them.
 
 use undraft_core::ops::GateActivation;
@@ -20,10 +21,12 @@ use crate::tolerance;
 
 /// The vectors are part of the program, so that an installed binary can test itself.
 macro_rules! embedded {
-    ($path:literal) => {
+    ($path:expr) => {
         ($path, include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../testdata/golden/", $path)) as &[u8])
     };
 }
+
+mod ops;
 
 const LAYERS: [LayerFiles; 2] = [
     LayerFiles {
@@ -55,14 +58,14 @@ struct Layer {
 /// `None`: the back end refused, as it had declared.
 type Ran<T> = Result<Option<T>, String>;
 
-/// Checks the outputs of `op` in both layers.
+/// Checks the outputs of `op` in both layers, and on its own.
 pub(super) fn run(backend: &dyn Backend, op: Op, tally: &mut Tally) -> Result<(), String> {
     for files in LAYERS {
         let layer = Layer::open(&files)?;
         let ran = layer.check(backend, op, tally).map_err(|e| format!("{}: {e}", files.vectors.0))?;
         tally.case(ran.is_some());
     }
-    Ok(())
+    ops::run(backend, op, tally)
 }
 
 impl Layer {
@@ -81,7 +84,7 @@ impl Layer {
     }
 
     fn windows(&self) -> Windows {
-        Windows { lens: vec![self.num_tokens], slots: vec![0], num_slots: 1 }
+        Windows::chains(vec![self.num_tokens], vec![0], 1)
     }
 
     /// Compares as many rows as the golden tensor has.
@@ -131,6 +134,7 @@ impl Layer {
             log: Vec::new(),
             max_tokens: 0,
             num_pending: Vec::new(),
+            pending_path: Vec::new(),
         })
     }
 
@@ -139,6 +143,7 @@ impl Layer {
             io: DType::F32,
             num_tokens: self.num_tokens,
             num_v_heads: self.dims.num_v_heads(),
+            decay_dim: 1,
             a: self.tensor("in_proj_a")?.f32s()?,
             b: self.tensor("in_proj_b")?.f32s()?,
             a_log: self.weights.get("A_log")?.f32s()?,
@@ -170,8 +175,10 @@ impl Layer {
             beta,
             windows: self.windows(),
             state: vec![0.0; self.dims.state_len()],
+            state_dtype: DType::F32,
             log: LogData::zeros(&self.dims, 1, self.num_tokens),
             num_pending: Vec::new(),
+            pending_path: Vec::new(),
         }))
     }
 
@@ -246,9 +253,11 @@ impl Layer {
             dims: self.dims,
             head_map: case.head_map,
             state: outcome.state,
+            state_dtype: DType::F32,
             log: outcome.log,
             windows: self.windows(),
             num_kept: vec![self.num_tokens as u32],
+            path: Vec::new(),
         };
         let Some(state) = harness::commit_states::run(backend, &commit, Memory::nth(1))? else { return Ok(None) };
         self.near(tally, "state", &self.key_major(&state))?;

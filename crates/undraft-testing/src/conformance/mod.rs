@@ -15,6 +15,7 @@ pub use stamp::assert_conforms;
 use undraft_core::{Backend, DType, Op};
 
 use crate::compare::Deviation;
+use crate::coverage::{Coverage, Options};
 use crate::tolerance::Tolerance;
 
 /// What is checked.
@@ -56,6 +57,8 @@ pub struct Report {
     pub worst_rel_rms: f64,
     /// The bound of that tensor.
     pub tolerance: f64,
+    /// Options of the calls that passed.
+    pub coverage: Coverage,
     /// The first failure, with the case that shows it.
     pub passed: Result<(), String>,
 }
@@ -63,7 +66,7 @@ pub struct Report {
 impl std::fmt::Display for Report {
     /// One line: what ran, how near it came, and the first failure.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { op, suite, dtype, case_count, refused_count, worst_rel_rms, tolerance, passed } = self;
+        let Self { op, suite, dtype, case_count, refused_count, worst_rel_rms, tolerance, passed, .. } = self;
         write!(f, "{:32} {:9} {:4} {case_count:4} cases", op.name(), suite.name(), dtype.name())?;
         if *refused_count > 0 {
             write!(f, ", {refused_count} refused as declared")?;
@@ -85,6 +88,9 @@ pub(crate) struct Tally {
     refused_count: usize,
     worst_rel_rms: f64,
     tolerance: f64,
+    coverage: Coverage,
+    /// Largest fraction of a bound since the last call.
+    worst_of_call: f64,
 }
 
 impl Tally {
@@ -98,7 +104,12 @@ impl Tally {
     fn deviation(&mut self, deviation: Deviation, bound: Tolerance) {
         self.near(deviation.rel_rms, bound.rel_rms);
     }
+    /// A call whose results passed, after its deviations.
+    fn call(&mut self, options: Options) {
+        self.coverage.record(options, std::mem::take(&mut self.worst_of_call));
+    }
     fn near(&mut self, rel_rms: f64, bound: f64) {
+        self.worst_of_call = self.worst_of_call.max(rel_rms / bound);
         if self.tolerance == 0.0 || rel_rms / bound > self.worst_rel_rms / self.tolerance {
             (self.worst_rel_rms, self.tolerance) = (rel_rms, bound);
         }
@@ -144,8 +155,8 @@ pub fn run_one(backend: &dyn Backend, op: Op, suite: Suite, dtype: DType) -> Rep
         (Suite::Exactness, Op::CommitStates) => commit_states::exactness(backend, t),
         (Suite::Exactness, Op::RmsNormGated) => rms_norm_gated::exactness(backend, dtype, t),
     };
-    let Tally { case_count, refused_count, worst_rel_rms, tolerance } = tally;
-    Report { op, suite, dtype, case_count, refused_count, worst_rel_rms, tolerance, passed }
+    let Tally { case_count, refused_count, worst_rel_rms, tolerance, coverage, .. } = tally;
+    Report { op, suite, dtype, case_count, refused_count, worst_rel_rms, tolerance, coverage, passed }
 }
 
 /// Runs the whole suite.

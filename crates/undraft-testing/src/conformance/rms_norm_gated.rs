@@ -19,6 +19,7 @@ pub(super) fn values(backend: &dyn Backend, io: DType, tally: &mut Tally) -> Res
         };
         let axes = [("row", case.num_rows), ("head", case.num_heads), ("element", case.head_dim)];
         tally.deviation(compare::values("out", &out, &case.oracle().solve(), &axes, bound).map_err(at)?, bound);
+        tally.call(case.options(Memory::nth(index)));
         tally.case(true);
     }
     Ok(())
@@ -39,6 +40,7 @@ pub(super) fn exactness(backend: &dyn Backend, io: DType, tally: &mut Tally) -> 
             compare::bits("out", &one, &all[row * len..(row + 1) * len], &axes)
                 .map_err(|e| format!("row {row} of {}, alone: {e}", case.label()))?;
         }
+        tally.call(case.options(Memory::nth(index)));
         tally.case(true);
     }
     Ok(())

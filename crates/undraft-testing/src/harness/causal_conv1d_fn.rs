@@ -44,5 +44,5 @@ pub fn run(backend: &dyn Backend, case: &ConvCase, memory: Memory) -> Result<Opt
     state.check("state", |i| owned(i).is_some_and(|seq| windows.lens[seq] > 0))?;
     let out = out.finish("out")?;
     padding_is_zero(&out, c, windows)?;
-    Ok(Some([out, restore(state.values(), &case.state, |i| owned(i).is_some())]))
+    Ok(Some([out, restore(&state.values(), &case.state, |i| owned(i).is_some())]))
 }

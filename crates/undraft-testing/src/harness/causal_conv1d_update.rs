@@ -1,10 +1,10 @@
 //! Runs a case of the convolution.
 
 use undraft_core::ops::{CausalConv1dUpdateArgs, ConvLogMut};
-use undraft_core::{Backend, Capture, Op};
+use undraft_core::{Backend, Capture, Op, Support};
 
 use super::fused_recurrent_gated_delta_rule::padding_is_zero;
-use super::{Guarded, Inputs, Memory, Outputs, settle, supports};
+use super::{Guarded, Inputs, Memory, Outputs, settle};
 use crate::cases::causal_conv1d_update::ConvCase;
 
 /// What a call left; slots that it does not own hold the case's values.
@@ -16,6 +16,13 @@ pub struct ConvOutcome {
     pub state: Vec<f32>,
     /// `[slots, max_tokens, C]`.
     pub log: Vec<f32>,
+}
+
+/// Whether the back end does this.
+pub fn supports(backend: &dyn Backend, case: &ConvCase, capture: Capture) -> bool {
+    let tree = case.windows.has_tree();
+    let what = Support { io: case.io, capture, tree, ..Support::new(Op::CausalConv1dUpdate, 1, 1) };
+    backend.caps().supports(&what).is_ok()
 }
 
 /// Runs the case, or gives `None` if the back end refuses as declared. Foreign slots, unused log entries, padding,
@@ -34,7 +41,8 @@ pub fn run(
     let owners = windows.owners();
     let owned = |i: usize| owners[i / slot_len];
     let mut state = Guarded::new(memory.poison, &poison_unless(&case.state, memory, |i| owned(i).is_some()));
-    let is_pending = |i: usize| owners[i / log_len].is_some_and(|seq| i % log_len / c < case.pending(seq));
+    let pending: Vec<Vec<usize>> = (0..windows.num_seqs()).map(|seq| case.pending_entries(seq)).collect();
+    let is_pending = |i: usize| owners[i / log_len].is_some_and(|seq| pending[seq].contains(&(i % log_len / c)));
     let mut log = Guarded::new(memory.poison, &poison_unless(&case.log, memory, is_pending));
     let mut x = case.x.clone();
     for (tokens, _) in windows.ranges().into_iter().zip(&windows.slots).filter(|&(_, &slot)| slot < 0) {
@@ -56,13 +64,13 @@ pub fn run(
         state: state.cells_mut(),
         log: log_is_used.then(|| ConvLogMut { x: log.cells_mut(), max_tokens: case.max_tokens }),
         num_pending: &case.num_pending,
-        pending_path: &[],
-        parents: &[],
+        pending_path: &case.pending_path,
+        parents: &windows.parents,
         capture,
         out: out.rows_mut(),
     };
     let result = args.check().and_then(|args| backend.causal_conv1d_update(args));
-    if !settle(supports(backend, Op::CausalConv1dUpdate, case.io, (1, 1), capture), result)? {
+    if !settle(supports(backend, case, capture), result)? {
         out.untouched("out")?;
         state.check("state", |_| false)?;
         return log.check("log.x", |_| false).map(|()| None);
@@ -78,8 +86,8 @@ pub fn run(
     padding_is_zero(&out, c, windows)?;
     Ok(Some(ConvOutcome {
         out,
-        state: restore(state.values(), &case.state, |i| owned(i).is_some()),
-        log: restore(log.values(), &case.log, |i| is_pending(i) || written(i)),
+        state: restore(&state.values(), &case.state, |i| owned(i).is_some()),
+        log: restore(&log.values(), &case.log, |i| is_pending(i) || written(i)),
     }))
 }
 

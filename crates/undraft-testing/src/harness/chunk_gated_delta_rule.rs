@@ -35,5 +35,5 @@ pub fn run(backend: &dyn Backend, case: &DeltaRuleCase, memory: Memory) -> Resul
     state.check("state", |i| owned(i).is_some_and(|seq| windows.lens[seq] > 0))?;
     let out = out.finish("out")?;
     padding_is_zero(&out, dims.value_dim(), windows)?;
-    Ok(Some([out, restore(state.values(), &case.state, |i| owned(i).is_some())]))
+    Ok(Some([out, restore(&state.values(), &case.state, |i| owned(i).is_some())]))
 }

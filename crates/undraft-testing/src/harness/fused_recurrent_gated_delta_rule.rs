@@ -1,10 +1,10 @@
 //! Runs a case of the recurrence.
 
 use undraft_core::ops::{DeltaRuleInputs, FusedRecurrentArgs};
-use undraft_core::{Backend, Beta, Capture, CaptureMut, Decay, DeltaLogMut, Op};
+use undraft_core::{Backend, Beta, Capture, CaptureMut, Decay, DeltaLogMut, Op, Support};
 
 use super::causal_conv1d_update::{poison_unless, restore};
-use super::{Guarded, Inputs, Memory, Outputs, settle, supports};
+use super::{Guarded, Inputs, Memory, Outputs, settle};
 use crate::cases::Windows;
 use crate::cases::fused_recurrent_gated_delta_rule::{BetaForm, DecayForm, DeltaRuleCase, LogData};
 
@@ -59,7 +59,7 @@ impl<'a> Operands<'a> {
         Self {
             case,
             qkv: Inputs::new(memory, case.io, windows.num_tokens(), &parts),
-            decay: spoiled(&case.decay, dims.num_v_heads()),
+            decay: spoiled(&case.decay, dims.decay_len()),
             beta: spoiled(&case.beta, dims.num_v_heads()),
             cu_seqlens: windows.cu_seqlens(),
         }
@@ -88,9 +88,23 @@ impl<'a> Operands<'a> {
             rounding: case.rounding,
             cu_seqlens: &self.cu_seqlens,
             state_indices: &case.windows.slots,
-            parents: &[],
+            parents: &case.windows.parents,
         }
     }
+}
+
+/// Whether the back end does this.
+pub fn supports(backend: &dyn Backend, case: &DeltaRuleCase, capture: Capture) -> bool {
+    let d = &case.dims;
+    let what = Support {
+        io: case.io,
+        capture,
+        state: case.state_dtype,
+        decay_shape: d.decay_shape(),
+        tree: case.windows.has_tree(),
+        ..Support::new(Op::FusedRecurrentGatedDeltaRule, d.head_k_dim(), d.head_v_dim())
+    };
+    backend.caps().supports(&what).is_ok()
 }
 
 /// Runs the case, or gives `None` if the back end refuses as declared. Foreign slots, unused log entries, captures,
@@ -108,20 +122,19 @@ pub fn run(
     let (state_len, max_tokens) = (dims.state_len(), case.log.max_tokens);
     let owners = windows.owners();
     let owned = |i: usize| owners[i / state_len];
-    let mut state = Guarded::new(poison, &poison_unless(&case.state, memory, |i| owned(i).is_some()));
-    // `entry` counts slots and tokens; `count` says how many entries of a sequence are meant.
-    let within = |entry: usize, count: &dyn Fn(usize) -> usize| {
-        owners[entry / max_tokens].is_some_and(|seq| entry % max_tokens < count(seq))
-    };
-    let pending = |seq| case.pending(seq);
-    let log = |values: &[f32], len: usize| {
-        Guarded::new(poison, &poison_unless(values, memory, |i| within(i / len, &pending)))
-    };
+    let initial = poison_unless(&case.state, memory, |i| owned(i).is_some());
+    let mut state = Guarded::of(case.state_dtype, poison, &initial);
+    // `entry` counts slots and tokens.
+    let entries: Vec<Vec<usize>> = (0..windows.num_seqs()).map(|seq| case.pending_entries(seq)).collect();
+    let is_pending =
+        |entry: usize| owners[entry / max_tokens].is_some_and(|seq| entries[seq].contains(&(entry % max_tokens)));
+    let log =
+        |values: &[f32], len: usize| Guarded::new(poison, &poison_unless(values, memory, |i| is_pending(i / len)));
     let mut k = log(&case.log.k, dims.key_dim());
-    let mut decay = log(&case.log.decay, dims.num_v_heads());
+    let mut decay = log(&case.log.decay, dims.decay_len());
     let mut delta = log(&case.log.delta, dims.value_dim());
     let max_captured = if capture == Capture::PerToken { windows.longest() + 1 } else { 0 };
-    let mut captured = Guarded::poisoned(poison, windows.num_seqs() * max_captured * state_len);
+    let mut captured = Guarded::poisoned(case.state_dtype, poison, windows.num_seqs() * max_captured * state_len);
     let operands = Operands::new(case, memory);
     let mut out = Outputs::new(memory, case.io, windows.num_tokens(), dims.value_dim());
 
@@ -129,7 +142,7 @@ pub fn run(
     let args = FusedRecurrentArgs {
         inputs: operands.inputs(),
         num_slots: windows.num_slots,
-        state: state.cells_mut().into(),
+        state: state.data_mut(),
         log: log_is_used.then(|| DeltaLogMut {
             k: k.cells_mut(),
             decay: decay.cells_mut(),
@@ -137,24 +150,23 @@ pub fn run(
             max_tokens,
         }),
         num_pending: &case.num_pending,
-        pending_path: &[],
+        pending_path: &case.pending_path,
         capture: match capture {
             Capture::Final => CaptureMut::Final,
             Capture::DeltaLog => CaptureMut::DeltaLog,
-            Capture::PerToken => CaptureMut::PerToken { states: captured.cells_mut().into(), max_tokens: max_captured },
+            Capture::PerToken => CaptureMut::PerToken { states: captured.data_mut(), max_tokens: max_captured },
         },
         out: out.rows_mut(),
     };
     let result = args.check().and_then(|args| backend.fused_recurrent_gated_delta_rule(args));
-    let sizes = (dims.head_k_dim(), dims.head_v_dim());
-    let supported = supports(backend, Op::FusedRecurrentGatedDeltaRule, case.io, sizes, capture);
-    let ran = settle(supported, result)?;
+    let ran = settle(supports(backend, case, capture), result)?;
 
     let moves = |seq: usize| case.pending(seq) > 0 || (capture == Capture::Final && windows.lens[seq] > 0);
     state.check("state", |i| ran && owned(i).is_some_and(moves))?;
-    let written = |entry| ran && capture == Capture::DeltaLog && within(entry, &|seq| windows.lens[seq]);
+    let is_new = |entry: usize| owners[entry / max_tokens].is_some_and(|seq| entry % max_tokens < windows.lens[seq]);
+    let written = |entry| ran && capture == Capture::DeltaLog && is_new(entry);
     k.check("log.k", |i| written(i / dims.key_dim()))?;
-    decay.check("log.decay", |i| written(i / dims.num_v_heads()))?;
+    decay.check("log.decay", |i| written(i / dims.decay_len()))?;
     delta.check("log.delta", |i| written(i / dims.value_dim()))?;
     captured.check("capture.states", |i| {
         let (seq, t) = (i / state_len / max_captured, i / state_len % max_captured);
@@ -165,15 +177,15 @@ pub fn run(
     }
     let out = out.finish("out")?;
     padding_is_zero(&out, dims.value_dim(), windows)?;
-    let known = |entry| within(entry, &pending) || written(entry);
+    let known = |entry| is_pending(entry) || written(entry);
     let log = LogData {
-        k: restore(k.values(), &case.log.k, |i| known(i / dims.key_dim())),
-        decay: restore(decay.values(), &case.log.decay, |i| known(i / dims.num_v_heads())),
-        delta: restore(delta.values(), &case.log.delta, |i| known(i / dims.value_dim())),
+        k: restore(&k.values(), &case.log.k, |i| known(i / dims.key_dim())),
+        decay: restore(&decay.values(), &case.log.decay, |i| known(i / dims.decay_len())),
+        delta: restore(&delta.values(), &case.log.delta, |i| known(i / dims.value_dim())),
         max_tokens,
     };
-    let state = restore(state.values(), &case.state, |i| owned(i).is_some());
-    Ok(Some(DeltaRuleOutcome { out, state, log, captured: captured.values().to_vec(), max_captured, state_len }))
+    let state = restore(&state.values(), &case.state, |i| owned(i).is_some());
+    Ok(Some(DeltaRuleOutcome { out, state, log, captured: captured.values(), max_captured, state_len }))
 }
 
 /// Outputs of padding are +0.

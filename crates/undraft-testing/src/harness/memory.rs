@@ -43,6 +43,16 @@ impl Memory {
     /// Separate, contiguous, aligned as the allocator does.
     pub const PLAIN: Memory = Memory { poison: Poison::Nan, lead: 0, gap: 0, fused: false };
 
+    /// `contiguous`, or what it is instead.
+    pub fn name(self) -> &'static str {
+        match (self.fused, self.gap > 0) {
+            (false, false) => "contiguous",
+            (false, true) => "strided",
+            (true, false) => "fused",
+            (true, true) => "fused+strided",
+        }
+    }
+
     /// One of four, in turn.
     pub fn nth(n: usize) -> Self {
         [
@@ -89,6 +99,13 @@ impl Elements {
             Elements::F32(d) => d[i],
             Elements::Bf16(d) => d[i].to_f32(),
             Elements::F16(d) => d[i].to_f32(),
+        }
+    }
+    fn bits(&self, i: usize) -> u32 {
+        match self {
+            Elements::F32(d) => d[i].to_bits(),
+            Elements::Bf16(d) => d[i].to_bits().into(),
+            Elements::F16(d) => d[i].to_bits().into(),
         }
     }
     fn set(&mut self, i: usize, x: f32) {
@@ -212,55 +229,67 @@ impl Outputs {
     }
 }
 
-/// An f32 buffer between guards, with a copy of what it held before the call.
+/// A buffer between guards, with a copy of what it held before the call.
 pub struct Guarded {
-    cells: Vec<f32>,
-    before: Vec<f32>,
+    cells: Elements,
+    before: Elements,
     poison: Poison,
 }
 
 impl Guarded {
-    /// Holds these values.
+    /// Holds these values in f32.
     pub fn new(poison: Poison, values: &[f32]) -> Self {
-        let mut cells = vec![poison.f32(); values.len() + 2 * GUARD];
-        cells[GUARD..GUARD + values.len()].copy_from_slice(values);
-        Self { before: values.to_vec(), cells, poison }
+        Self::of(DType::F32, poison, values)
+    }
+    /// Holds these values in another dtype.
+    pub fn of(dtype: DType, poison: Poison, values: &[f32]) -> Self {
+        let mut cells = Elements::poisoned(dtype, values.len() + 2 * GUARD, poison);
+        let mut before = Elements::poisoned(dtype, values.len(), poison);
+        for (i, &x) in values.iter().enumerate() {
+            cells.set(GUARD + i, x);
+            before.set(i, x);
+        }
+        Self { cells, before, poison }
     }
     /// All poison.
-    pub fn poisoned(poison: Poison, len: usize) -> Self {
-        Self::new(poison, &vec![poison.f32(); len])
+    pub fn poisoned(dtype: DType, poison: Poison, len: usize) -> Self {
+        let cells = Elements::poisoned(dtype, len + 2 * GUARD, poison);
+        Self { cells, before: Elements::poisoned(dtype, len, poison), poison }
     }
     /// What the operation gets.
-    pub fn cells_mut(&mut self) -> &mut [f32] {
+    pub fn data_mut(&mut self) -> DataMut<'_> {
         let len = self.before.len();
-        &mut self.cells[GUARD..GUARD + len]
+        self.cells.data_mut(GUARD..GUARD + len)
     }
-    /// What it holds now.
-    pub fn values(&self) -> &[f32] {
-        &self.cells[GUARD..GUARD + self.before.len()]
+    /// The same of an f32 buffer.
+    ///
+    /// # Panics
+    /// With another dtype.
+    pub fn cells_mut(&mut self) -> &mut [f32] {
+        match self.data_mut() {
+            DataMut::F32(cells) => cells,
+            other => panic!("the buffer is {}, expected f32", other.dtype().name()),
+        }
     }
-    /// What it held before the call.
-    pub fn before(&self) -> &[f32] {
-        &self.before
+    /// What it holds now, widened.
+    pub fn values(&self) -> Vec<f32> {
+        (GUARD..GUARD + self.before.len()).map(|i| self.cells.get(i)).collect()
     }
     /// Checks that the guards, and the elements where `may_change` is false, hold the bits that they held before.
     ///
     /// # Errors
     /// Where they do not.
     pub fn check(&self, arg: &str, may_change: impl Fn(usize) -> bool) -> Result<(), String> {
-        let poison = self.poison.f32().to_bits();
         let end = GUARD + self.before.len();
-        for (i, cell) in self.cells.iter().enumerate() {
-            let (expected, place) = if (GUARD..end).contains(&i) {
-                if may_change(i - GUARD) {
-                    continue;
-                }
-                (self.before[i - GUARD].to_bits(), "which is not the call's to write")
+        for i in 0..self.cells.len() {
+            let (same, place) = if (GUARD..end).contains(&i) {
+                let same = self.cells.bits(i) == self.before.bits(i - GUARD);
+                (same || may_change(i - GUARD), "which is not the call's to write")
             } else {
-                (poison, "outside the buffer")
+                (self.cells.is_poison(i, self.poison), "outside the buffer")
             };
-            if cell.to_bits() != expected {
-                let at = i as i64 - GUARD as i64;
+            if !same {
+                let (cell, at) = (self.cells.get(i), i as i64 - GUARD as i64);
                 return Err(format!("`{arg}`: {cell} was written at element {at}, {place}"));
             }
         }
@@ -301,11 +330,15 @@ mod tests {
             let inside = at.checked_sub(memory.lead).is_some_and(|i| i / 8 < 2 && i % 8 < 3);
             assert_eq!(out.finish("out").is_ok(), inside, "element {at}");
         }
-        let mut state = Guarded::new(Poison::Nan, &[1.0, 2.0]);
-        state.cells_mut()[1] = 3.0;
-        assert!(state.check("state", |i| i == 1).is_ok());
-        assert!(state.check("state", |_| false).is_err());
-        state.cells[GUARD + 2] = 0.0;
-        assert!(state.check("state", |_| true).is_err());
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            let mut state = Guarded::of(dtype, Poison::Nan, &[1.0, 2.0]);
+            assert!(state.check("state", |_| false).is_ok());
+            state.cells.set(GUARD + 1, 3.0);
+            assert_eq!(state.values(), [1.0, 3.0]);
+            assert!(state.check("state", |i| i == 1).is_ok());
+            assert!(state.check("state", |_| false).is_err());
+            state.cells.set(GUARD + 2, 0.0);
+            assert!(state.check("state", |_| true).is_err());
+        }
     }
 }

@@ -13,7 +13,7 @@ pub use memory::{Guarded, Inputs, Memory, Outputs, Poison};
 
 use undraft_core::{Backend, Capture, DType, Error, Op, Result, Support};
 
-/// Asks the back end whether it does this.
+/// Asks the back end whether it does this with f32 states, one decay factor a head and chains.
 pub fn supports(backend: &dyn Backend, op: Op, io: DType, (k, v): (usize, usize), capture: Capture) -> bool {
     backend.caps().supports(&Support { io, capture, ..Support::new(op, k, v) }).is_ok()
 }

@@ -1,4 +1,4 @@
-//! Causal depthwise convolution: every output looks back over one list, state then window.
+//! Causal depthwise convolution: every output looks back over one list, state, pending entries, then the token's path.
 
 use super::silu;
 use undraft_core::Activation;
@@ -28,8 +28,10 @@ pub struct Conv {
     pub log: Vec<f64>,
     /// Tokens of a slot's log.
     pub max_tokens: usize,
-    /// Log entries of each sequence that move into the state first.
-    pub pending: Vec<usize>,
+    /// `[T]`: the position in its window of the token that a token follows; `None`: it follows the state.
+    pub parents: Vec<Option<usize>>,
+    /// Log entries of each sequence that move into the state first, in order.
+    pub pending: Vec<Vec<usize>>,
 }
 
 /// Outputs.
@@ -39,7 +41,7 @@ pub struct ConvSolution {
     pub out: Vec<f64>,
     /// State after the pending entries.
     pub state_before: Vec<f64>,
-    /// State after the window.
+    /// State after the last token of each window.
     pub state_after: Vec<f64>,
 }
 
@@ -56,34 +58,40 @@ impl Conv {
                 first_token += len;
                 continue;
             };
-            let mut line = Vec::new(); // [state | pending | window][C]
+            let mut line = Vec::new(); // [state | pending][C]
             for i in 0..taps - 1 {
                 line.push(self.state[(slot * (taps - 1) + i) * c..][..c].to_vec());
             }
-            for t in 0..self.pending[seq] {
+            for &t in &self.pending[seq] {
                 line.push(self.log[(slot * self.max_tokens + t) * c..][..c].to_vec());
             }
-            let window = line.len();
+            let mut last = line.clone();
             for t in 0..len {
-                line.push(self.x[(first_token + t) * c..][..c].to_vec());
-            }
-            for i in 0..taps - 1 {
-                for ch in 0..c {
-                    let at = (slot * (taps - 1) + i) * c + ch;
-                    state_before[at] = line[window - (taps - 1) + i][ch];
-                    state_after[at] = line[line.len() - (taps - 1) + i][ch];
+                let mut path = vec![t];
+                while let Some(parent) = self.parents[first_token + path[path.len() - 1]] {
+                    path.push(parent);
                 }
-            }
-            for t in 0..len {
+                let mut line = line.clone();
+                for &t in path.iter().rev() {
+                    line.push(self.x[(first_token + t) * c..][..c].to_vec());
+                }
                 for ch in 0..c {
                     let mut sum = self.bias.as_ref().map_or(0.0, |bias| bias[ch]);
                     for j in 0..taps {
-                        sum += self.weight[j * c + ch] * line[window + t + 1 + j - taps][ch];
+                        sum += self.weight[j * c + ch] * line[line.len() - taps + j][ch];
                     }
                     out[(first_token + t) * c + ch] = match self.activation {
                         Activation::Silu => silu(sum),
                         Activation::None => sum,
                     };
+                }
+                last = line;
+            }
+            for i in 0..taps - 1 {
+                for ch in 0..c {
+                    let at = (slot * (taps - 1) + i) * c + ch;
+                    state_before[at] = line[line.len() - (taps - 1) + i][ch];
+                    state_after[at] = last[last.len() - (taps - 1) + i][ch];
                 }
             }
             first_token += len;

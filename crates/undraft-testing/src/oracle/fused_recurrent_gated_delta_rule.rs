@@ -1,11 +1,11 @@
 //! The recurrence, token by token.
 
-use super::commit_states::replay;
+use super::commit_states::{Replay, replay};
 use super::fused_gdn_gating::log_decay;
-use super::{round_to, sigmoid};
+use super::{round_state, round_to, sigmoid};
 use undraft_core::{DType, HeadMap};
 
-/// `H`, `HV`, `K`, `V`.
+/// `H`, `HV`, `K`, `V`, and how many factors a value head decays by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Key heads.
@@ -16,6 +16,8 @@ pub struct Sizes {
     pub k: usize,
     /// Size of a value head.
     pub v: usize,
+    /// 1, or `K` where each key channel has its own: `D` in the shapes below.
+    pub decay: usize,
 }
 
 /// A delta log.
@@ -23,7 +25,7 @@ pub struct Sizes {
 pub struct Log {
     /// `[slots, max_tokens, H, K]`.
     pub k: Vec<f64>,
-    /// `[slots, max_tokens, HV]`.
+    /// `[slots, max_tokens, HV, D]`.
     pub decay: Vec<f64>,
     /// `[slots, max_tokens, HV, V]`.
     pub delta: Vec<f64>,
@@ -31,7 +33,7 @@ pub struct Log {
     pub max_tokens: usize,
 }
 
-/// How decay is given; `[T, HV]` unless said otherwise.
+/// How decay is given; `[T, HV, D]` unless said otherwise.
 #[derive(Clone, Debug)]
 pub enum Decay {
     /// The factor is `exp(x)`.
@@ -42,11 +44,11 @@ pub enum Decay {
     NegLog(Vec<f64>),
     /// The factor is `exp(-exp(A_log) * softplus(a + dt_bias))`.
     Gate {
-        /// `[T, HV]`.
+        /// `[T, HV, D]`.
         a: Vec<f64>,
         /// `[HV]`.
         a_log: Vec<f64>,
-        /// `[HV]`.
+        /// `[HV, D]`.
         dt_bias: Vec<f64>,
     },
 }
@@ -85,14 +87,18 @@ pub struct DeltaRule {
     pub rounding: Option<DType>,
     /// Tokens of each sequence.
     pub lens: Vec<usize>,
+    /// `[T]`: the position in its window of the token whose state a token starts from; `None` is the state itself.
+    pub parents: Vec<Option<usize>>,
     /// Slot of each sequence; `None` is padding.
     pub slots: Vec<Option<usize>>,
     /// `[slots, HV, V, K]`.
     pub state: Vec<f64>,
+    /// The state is rounded to this dtype after every token.
+    pub state_dtype: DType,
     /// Log of the window before.
     pub log: Log,
-    /// Log entries of each sequence that go into the state first.
-    pub pending: Vec<usize>,
+    /// Log entries of each sequence that go into the state first, in order.
+    pub pending: Vec<Vec<usize>>,
 }
 
 /// Outputs; tokens of padding hold zeros.
@@ -102,13 +108,13 @@ pub struct Solution {
     pub out: Vec<f64>,
     /// `[slots, HV, V, K]` after the pending entries.
     pub state_before: Vec<f64>,
-    /// `[slots, HV, V, K]` after the window.
+    /// `[slots, HV, V, K]` after the last token of each window.
     pub state_after: Vec<f64>,
     /// `[T][HV, V, K]` after each token; empty unless asked for.
     pub states: Vec<Vec<f64>>,
     /// `[T, H, K]`: the key as used.
     pub k: Vec<f64>,
-    /// `[T, HV]`: the factor.
+    /// `[T, HV, D]`: the factor.
     pub decay: Vec<f64>,
     /// `[T, HV, V]`: `(v - S k) * beta`.
     pub delta: Vec<f64>,
@@ -130,7 +136,7 @@ pub fn key_head(head_map: HeadMap, hv: usize, num_k_heads: usize, num_v_heads: u
 impl DeltaRule {
     /// Runs every sequence; `keep_states` also keeps the state after each token.
     pub fn solve(&self, keep_states: bool) -> Solution {
-        let Sizes { h, hv, k, v } = self.sizes;
+        let Sizes { h, hv, k, v, decay } = self.sizes;
         let num_tokens: usize = self.lens.iter().sum();
         let mut solution = Solution {
             out: vec![0.0; num_tokens * hv * v],
@@ -138,41 +144,45 @@ impl DeltaRule {
             state_after: Vec::new(),
             states: Vec::new(),
             k: vec![0.0; num_tokens * h * k],
-            decay: vec![0.0; num_tokens * hv],
+            decay: vec![0.0; num_tokens * hv * decay],
             delta: vec![0.0; num_tokens * hv * v],
         };
         for (seq, slot) in self.slots.iter().enumerate() {
             if let Some(slot) = *slot {
-                let count = self.pending[seq];
-                replay(&self.sizes, self.head_map, &self.log, slot, count, &mut solution.state_before);
+                replay(&self.replay(), &self.log, slot, &self.pending[seq], &mut solution.state_before);
             }
         }
-        let mut state = solution.state_before.clone();
+        solution.state_after = solution.state_before.clone();
         let slot_len = hv * v * k;
-        let mut token = 0;
+        let mut first = 0;
         for (seq, &len) in self.lens.iter().enumerate() {
-            for _ in 0..len {
-                match self.slots[seq] {
-                    Some(slot) => {
-                        let s = &mut state[slot * slot_len..][..slot_len];
-                        self.step(token, s, &mut solution);
-                        if keep_states {
-                            solution.states.push(s.to_vec());
-                        }
-                    }
-                    None if keep_states => solution.states.push(Vec::new()),
-                    None => {}
+            let mut states: Vec<Vec<f64>> = vec![Vec::new(); len];
+            if let Some(slot) = self.slots[seq] {
+                for t in 0..len {
+                    let committed = &solution.state_before[slot * slot_len..][..slot_len];
+                    let mut s = self.parents[first + t].map_or(committed, |parent| &states[parent]).to_vec();
+                    self.step(first + t, &mut s, &mut solution);
+                    states[t] = s;
                 }
-                token += 1;
+                if let Some(last) = states.last() {
+                    solution.state_after[slot * slot_len..][..slot_len].copy_from_slice(last);
+                }
             }
+            if keep_states {
+                solution.states.append(&mut states);
+            }
+            first += len;
         }
-        solution.state_after = state;
         solution
+    }
+
+    fn replay(&self) -> Replay {
+        Replay { sizes: self.sizes, head_map: self.head_map, state_dtype: self.state_dtype }
     }
 
     /// One token; `s` is `[HV, V, K]`.
     fn step(&self, token: usize, s: &mut [f64], solution: &mut Solution) {
-        let Sizes { h, hv: num_v_heads, k, v } = self.sizes;
+        let Sizes { h, hv: num_v_heads, k, v, decay: num_factors } = self.sizes;
         let mut q = vec![0.0; h * k];
         for kh in 0..h {
             let from = (token * h + kh) * k;
@@ -186,13 +196,14 @@ impl DeltaRule {
         for hv in 0..num_v_heads {
             let kh = key_head(self.head_map, hv, h, num_v_heads);
             let gate = token * num_v_heads + hv;
-            let decay = self.factor(gate, hv);
             let beta = self.beta_of(gate);
-            solution.decay[gate] = decay;
+            for n in 0..num_factors {
+                solution.decay[gate * num_factors + n] = self.factor(gate * num_factors + n, hv, hv * num_factors + n);
+            }
             for i in 0..v {
                 let row = (hv * v + i) * k;
                 for j in 0..k {
-                    s[row + j] *= decay;
+                    s[row + j] *= solution.decay[gate * num_factors + j.min(num_factors - 1)];
                 }
                 let mut read = 0.0;
                 for j in 0..k {
@@ -209,6 +220,9 @@ impl DeltaRule {
                     sum += s[row + j] * q[kh * k + j];
                 }
                 solution.out[value] = self.scale * sum;
+                for j in 0..k {
+                    s[row + j] = round_state(self.state_dtype, s[row + j]);
+                }
             }
         }
     }
@@ -233,12 +247,13 @@ impl DeltaRule {
         y
     }
 
-    fn factor(&self, gate: usize, hv: usize) -> f64 {
+    /// The factor at flat index `i`, of value head `hv`, with the bias at flat index `bias`.
+    fn factor(&self, i: usize, hv: usize, bias: usize) -> f64 {
         match &self.decay {
-            Decay::Log(g) => g[gate].exp(),
-            Decay::Linear(alpha) => alpha[gate],
-            Decay::NegLog(x) => (-x[gate]).exp(),
-            Decay::Gate { a, a_log, dt_bias } => log_decay(a[gate], a_log[hv], dt_bias[hv]).exp(),
+            Decay::Log(g) => g[i].exp(),
+            Decay::Linear(alpha) => alpha[i],
+            Decay::NegLog(x) => (-x[i]).exp(),
+            Decay::Gate { a, a_log, dt_bias } => log_decay(a[i], a_log[hv], dt_bias[bias]).exp(),
         }
     }
 

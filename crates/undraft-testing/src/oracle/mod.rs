@@ -10,4 +10,4 @@ pub mod fused_recurrent_gated_delta_rule;
 pub mod rms_norm_gated;
 mod scalar;
 
-pub use scalar::{round_to, sigmoid, silu, softplus};
+pub use scalar::{round_state, round_to, sigmoid, silu, softplus};

@@ -39,6 +39,12 @@ pub fn round_to(dtype: DType, x: f64) -> f64 {
     if rounded.abs() > max { f64::INFINITY.copysign(x) } else { rounded }
 }
 
+/// What a state of the dtype keeps of `x`. An f32 state stands for the exact one: its rounding is part of the error that is
+/// measured.
+pub fn round_state(dtype: DType, x: f64) -> f64 {
+    if dtype == DType::F32 { x } else { round_to(dtype, x) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,100 +1,19 @@
 //! A naive f32 back end that follows the contracts, and the ways in which it can be made wrong.
 
+mod convolution;
+mod mutation;
+mod recurrence;
+
+pub use mutation::Mutation;
+
 use undraft_core::ops::{
-    CausalConv1dUpdateArgs, Checked, ChunkGatedDeltaRuleArgs, CommitStatesArgs, DeltaRuleInputs, FusedGdnGatingArgs,
-    FusedRecurrentArgs, GateActivation, RmsNormGatedArgs,
+    CausalConv1dFnArgs, CausalConv1dUpdateArgs, Checked, ChunkGatedDeltaRuleArgs, CommitStatesArgs, DeltaRuleInputs,
+    FusedGdnGatingArgs, FusedRecurrentArgs, GateActivation, RmsNormGatedArgs,
 };
 use undraft_core::{
-    Activation, Backend, Beta, Caps, Capture, CaptureMut, CuSeqlens, DType, Data, DataMut, Decay, DeltaLogMut, HeadMap,
-    Op, QkNorm, Result, Rounding, Rows, RowsMut, StateIndices, Support, bf16, f16,
+    Backend, Caps, Capture, CaptureMut, CuSeqlens, DType, Data, DataMut, DecayShape, Error, Op, Result, Rows, RowsMut,
+    StateIndices, Support, bf16, f16, is_chain,
 };
-
-/// Mistakes, and the list of them.
-macro_rules! mutations {
-    ($($name:ident)*) => {
-        /// One mistake.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Mutation {
-            $($name,)*
-        }
-
-        impl Mutation {
-            pub const ALL: &[Mutation] = &[$(Mutation::$name,)*];
-        }
-    };
-}
-
-mutations! {
-    NoDecay
-    DecayOfNextHead
-    NegLogTakenAsLog
-    DeltaBeforeDecay
-    OutputBeforeUpdate
-    HeadMapSwapped
-    BetaDropped
-    BetaLogitTakenAsValue
-    ScaleDropped
-    NormOverMean
-    NormOutsideRoot
-    NormIgnored
-    RoundingIgnored
-    CaptureBeforeUpdate
-    WrongSlot
-    StateWrittenInLogMode
-    PendingIgnored
-    PendingReplayedBackwards
-    PendingNotStored
-    LogHoldsBetaTimesV
-    LogEntriesShifted
-    PadOutputLeft
-    PadTreatedAsSlotZero
-    EmptySequenceZeroesState
-    GuardWritten
-    ForeignSlotCleared
-    LaterTokenSeen
-    DependsOnBatch
-    DependsOnWindow
-    DependsOnAlignment
-    ChunkLosesLongPrompts
-    ChunkIgnoresState
-    ConvTapsShifted
-    ConvTapsReversed
-    ConvBiasDropped
-    ConvNoActivation
-    ConvStateAfterActivation
-    ConvLogKeptShort
-    ConvPendingIgnored
-    CommitWithoutFma
-    CommitAllTokens
-    GateWithoutBias
-    GateUnderflows
-    GateSwapsAAndB
-    GateHeadZeroOnly
-    NormGateFirst
-    NormSiluAlways
-    NormWeightPlusOne
-    NormRowsCoupled
-    RefusesWhatItSupports
-    IgnoresRefusal
-}
-
-impl Mutation {
-    /// The operations whose suites must see it.
-    pub fn ops(self) -> &'static [Op] {
-        let name = format!("{self:?}");
-        let starts = |prefix: &str| name.starts_with(prefix);
-        match () {
-            () if starts("Gate") => &[Op::FusedGdnGating],
-            () if starts("Conv") => &[Op::CausalConv1dUpdate],
-            () if starts("Chunk") => &[Op::ChunkGatedDeltaRule],
-            () if starts("Commit") => &[Op::CommitStates],
-            () if starts("Norm") && !["NormOverMean", "NormOutsideRoot", "NormIgnored"].contains(&&*name) => {
-                &[Op::RmsNormGated]
-            }
-            () => &[Op::FusedRecurrentGatedDeltaRule],
-        }
-    }
-}
 
 /// The back end; right without a mutation.
 pub struct Reference {
@@ -110,6 +29,9 @@ impl Reference {
             io: &[DType::F32, DType::Bf16, DType::F16],
             captures: &[Capture::DeltaLog, Capture::PerToken, Capture::Final],
             max_head_dim: if mutation == Some(Mutation::IgnoresRefusal) { 128 } else { 256 },
+            states: &[DType::F32, DType::Bf16, DType::F16],
+            decay_shapes: &[DecayShape::PerHead, DecayShape::PerChannel],
+            trees: true,
         };
         Self { caps, mutation }
     }
@@ -119,14 +41,18 @@ impl Reference {
         backend.caps.max_head_dim = 100;
         backend.caps.io = &[DType::F32, DType::Bf16];
         backend.caps.captures = &[Capture::DeltaLog, Capture::Final];
-        backend.caps.ops = &[Op::FusedRecurrentGatedDeltaRule, Op::CommitStates, Op::FusedGdnGating];
+        backend.caps.ops =
+            &[Op::FusedRecurrentGatedDeltaRule, Op::CommitStates, Op::FusedGdnGating, Op::CausalConv1dUpdate];
+        backend.caps.states = &[DType::F32, DType::F16];
+        backend.caps.decay_shapes = &[DecayShape::PerHead];
+        backend.caps.trees = false;
         backend
     }
     fn is(&self, mutation: Mutation) -> bool {
         self.mutation == Some(mutation)
     }
-    fn supports(&self, op: Op, io: DType, dims: (usize, usize), capture: Capture) -> Result<()> {
-        let what = Support { op, io, head_k_dim: dims.0, head_v_dim: dims.1, capture };
+    fn supports(&self, what: Support) -> Result<()> {
+        let dims = (what.head_k_dim, what.head_v_dim);
         if self.is(Mutation::RefusesWhatItSupports) && dims == (96, 64) {
             return Caps { max_head_dim: 1, ..self.caps.clone() }.supports(&what);
         }
@@ -134,11 +60,37 @@ impl Reference {
     }
 }
 
+/// What a call of the recurrence or of its chunked form asks for.
+fn asked(op: Op, inputs: &DeltaRuleInputs<'_>, capture: Capture, state: DType) -> Support {
+    let d = &inputs.dims;
+    Support {
+        io: inputs.q.dtype(),
+        capture,
+        state,
+        decay_shape: d.decay_shape(),
+        tree: has_tree(inputs.cu_seqlens, inputs.parents),
+        ..Support::new(op, d.head_k_dim(), d.head_v_dim())
+    }
+}
+
+fn has_tree(cu_seqlens: &[i32], parents: &[i32]) -> bool {
+    let window = |pair: &[i32]| &parents[pair[0] as usize..pair[1] as usize];
+    !parents.is_empty() && !cu_seqlens.windows(2).map(window).all(is_chain)
+}
+
 fn get(data: &Data<'_>, i: usize) -> f32 {
     match data {
         Data::F32(d) => d[i],
         Data::Bf16(d) => d[i].to_f32(),
         Data::F16(d) => d[i].to_f32(),
+    }
+}
+
+fn get_mut(data: &DataMut<'_>, i: usize) -> f32 {
+    match data {
+        DataMut::F32(d) => d[i],
+        DataMut::Bf16(d) => d[i].to_f32(),
+        DataMut::F16(d) => d[i].to_f32(),
     }
 }
 
@@ -172,207 +124,6 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// What one token feeds into one state.
-struct Token {
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    decay: Vec<f32>,
-    beta: Vec<f32>,
-}
-
-impl Reference {
-    fn key_head(&self, map: HeadMap, hv: usize, h: usize, num_v_heads: usize) -> usize {
-        if (map == HeadMap::Grouped) != self.is(Mutation::HeadMapSwapped) { hv / (num_v_heads / h) } else { hv % h }
-    }
-
-    fn token(&self, inputs: &DeltaRuleInputs<'_>, t: usize) -> Token {
-        let (d, hv) = (&inputs.dims, inputs.dims.num_v_heads());
-        let io = match inputs.rounding {
-            Rounding::Io if !self.is(Mutation::RoundingIgnored) => inputs.q.dtype(),
-            _ => DType::F32,
-        };
-        let normalised = |mut values: Vec<f32>| {
-            for head in values.chunks_exact_mut(d.head_k_dim()) {
-                if let QkNorm::L2Norm { eps } = inputs.qk_norm {
-                    let mut sum: f32 = head.iter().map(|x| x * x).sum();
-                    if self.is(Mutation::NormOverMean) {
-                        sum /= head.len() as f32;
-                    }
-                    let factor = match self.mutation {
-                        Some(Mutation::NormIgnored) => 1.0,
-                        Some(Mutation::NormOutsideRoot) => 1.0 / (sum.sqrt() + eps),
-                        _ => 1.0 / (sum + eps).sqrt(),
-                    };
-                    head.iter_mut().for_each(|x| *x *= factor);
-                }
-                head.iter_mut().for_each(|x| *x = io.round(*x));
-            }
-            values
-        };
-        let decay = |head: usize| {
-            let head = if self.is(Mutation::DecayOfNextHead) { (head + 1) % hv } else { head };
-            match inputs.decay {
-                _ if self.is(Mutation::NoDecay) => 1.0,
-                Decay::NegLog(x) if self.is(Mutation::NegLogTakenAsLog) => x[t * hv + head].exp(),
-                decay => decay.factor(t * hv + head, head),
-            }
-        };
-        let beta = |head: usize| match inputs.beta {
-            _ if self.is(Mutation::BetaDropped) => 1.0,
-            Beta::Logit(b) if self.is(Mutation::BetaLogitTakenAsValue) => io.round(b[t * hv + head]),
-            beta => io.round(beta.value(t * hv + head)),
-        };
-        Token {
-            q: normalised(row(&inputs.q, t, d.key_dim())),
-            k: normalised(row(&inputs.k, t, d.key_dim())),
-            v: row(&inputs.v, t, d.value_dim()),
-            decay: (0..hv).map(decay).collect(),
-            beta: (0..hv).map(beta).collect(),
-        }
-    }
-
-    /// One token of one slot; gives outputs and deltas, `[HV, V]` each.
-    fn step(&self, inputs: &DeltaRuleInputs<'_>, token: &Token, state: &mut [f32], backwards: bool) -> [Vec<f32>; 2] {
-        let d = &inputs.dims;
-        let (k, v) = (d.head_k_dim(), d.head_v_dim());
-        let (mut out, mut deltas) = (Vec::new(), Vec::new());
-        let dot = |a: &[f32], b: &[f32]| {
-            let mut sum = 0.0f32;
-            for j in 0..k {
-                let j = if backwards { k - 1 - j } else { j };
-                sum += a[j] * b[j];
-            }
-            sum
-        };
-        for hv in 0..d.num_v_heads() {
-            let kh = self.key_head(inputs.head_map, hv, d.num_k_heads(), d.num_v_heads());
-            let (key, query) = (&token.k[kh * k..][..k], &token.q[kh * k..][..k]);
-            for i in 0..v {
-                let s = &mut state[(hv * v + i) * k..][..k];
-                let before = dot(s, key);
-                s.iter_mut().for_each(|x| *x *= token.decay[hv]);
-                let read = if self.is(Mutation::DeltaBeforeDecay) { before } else { dot(s, key) };
-                let delta = (token.v[hv * v + i] - read) * token.beta[hv];
-                let early = dot(s, query);
-                s.iter_mut().zip(key).for_each(|(x, &kj)| *x = delta.mul_add(kj, *x));
-                let sum = if self.is(Mutation::OutputBeforeUpdate) { early } else { dot(s, query) };
-                out.push(if self.is(Mutation::ScaleDropped) { sum } else { inputs.scale * sum });
-                let logged =
-                    if self.is(Mutation::LogHoldsBetaTimesV) { token.v[hv * v + i] * token.beta[hv] } else { delta };
-                deltas.push(logged);
-            }
-        }
-        [out, deltas]
-    }
-
-    fn replay(&self, args: &ReplayArgs<'_>, log: &DeltaLogMut<'_>, slot: usize, count: usize, state: &mut [f32]) {
-        let d = args.dims;
-        let (h, hv, k, v) = (d.num_k_heads(), d.num_v_heads(), d.head_k_dim(), d.head_v_dim());
-        for n in 0..count {
-            let n = if self.is(Mutation::PendingReplayedBackwards) { count - 1 - n } else { n };
-            let entry = slot * log.max_tokens + n;
-            for head in 0..hv {
-                let kh = self.key_head(args.head_map, head, h, hv);
-                for i in 0..v {
-                    for j in 0..k {
-                        let s = &mut state[(head * v + i) * k + j];
-                        let delta = log.delta[(entry * hv + head) * v + i];
-                        let key = log.k[(entry * h + kh) * k + j];
-                        let decayed = *s * log.decay[entry * hv + head];
-                        let fused = !self.is(Mutation::CommitWithoutFma) || args.in_window;
-                        *s = if fused { delta.mul_add(key, decayed) } else { delta * key + decayed };
-                    }
-                }
-            }
-        }
-    }
-
-    fn recurrent(&self, args: FusedRecurrentArgs<'_>) -> Result<()> {
-        let FusedRecurrentArgs { inputs, num_slots, state, mut log, num_pending, mut capture, mut out } = args;
-        let d = &inputs.dims;
-        let len = d.state_len();
-        let seqs = CuSeqlens::new(inputs.cu_seqlens)?;
-        let slots = StateIndices::new(inputs.state_indices, seqs.num_seqs(), num_slots)?;
-        let unaligned = !address(&inputs.q).is_multiple_of(16);
-        for seq in 0..seqs.num_seqs() {
-            let Some(slot) = slots.slot(seq).or(self.is(Mutation::PadTreatedAsSlotZero).then_some(0)) else {
-                for t in seqs.range(seq) {
-                    if !self.is(Mutation::PadOutputLeft) {
-                        set_row(&mut out, t, &vec![0.0; d.value_dim()]);
-                    }
-                }
-                continue;
-            };
-            if slot >= num_slots {
-                continue;
-            }
-            let slot = if self.is(Mutation::WrongSlot) { seq.min(num_slots - 1) } else { slot };
-            let mut s = state[slot * len..][..len].to_vec();
-            let pending = num_pending.get(seq).map_or(0, |&n| n as usize);
-            if pending > 0 && !self.is(Mutation::PendingIgnored) {
-                if let Some(log) = &log {
-                    let args = ReplayArgs { dims: d, head_map: inputs.head_map, in_window: true };
-                    self.replay(&args, log, slot, pending.min(log.max_tokens), &mut s);
-                }
-                if !self.is(Mutation::PendingNotStored) {
-                    state[slot * len..][..len].copy_from_slice(&s);
-                }
-            }
-            if self.is(Mutation::EmptySequenceZeroesState) && seqs.range(seq).is_empty() {
-                state[slot * len..][..len].fill(0.0);
-                continue;
-            }
-            let tokens = seqs.range(seq);
-            for t in tokens.clone() {
-                let seen = if self.is(Mutation::LaterTokenSeen) && t + 1 < tokens.end { t + 1 } else { t };
-                let mut token = self.token(&inputs, t);
-                if seen != t {
-                    token.k = self.token(&inputs, seen).k.iter().zip(&token.k).map(|(a, b)| a * 0.0 + b).collect();
-                }
-                let backwards = (self.is(Mutation::DependsOnBatch) && seqs.num_seqs() > 1)
-                    || (self.is(Mutation::DependsOnWindow) && (t - tokens.start) % 4 == 3)
-                    || (self.is(Mutation::DependsOnAlignment) && unaligned);
-                let before = s.clone();
-                let [o, deltas] = self.step(&inputs, &token, &mut s, backwards);
-                set_row(&mut out, t, &o);
-                if self.is(Mutation::GuardWritten) && out.row_stride > o.len() {
-                    set(&mut out.data, t * out.row_stride + o.len(), 0.0);
-                }
-                let n = t - tokens.start;
-                match &mut capture {
-                    CaptureMut::Final => {}
-                    CaptureMut::PerToken { states, max_tokens } => {
-                        let seen = if self.is(Mutation::CaptureBeforeUpdate) { &before } else { &s };
-                        states[(seq * *max_tokens + n) * len..][..len].copy_from_slice(seen);
-                    }
-                    CaptureMut::DeltaLog => {
-                        let Some(log) = &mut log else { continue };
-                        let n = if self.is(Mutation::LogEntriesShifted) { (n + 1) % log.max_tokens } else { n };
-                        let entry = slot * log.max_tokens + n;
-                        log.k[entry * d.key_dim()..][..d.key_dim()].copy_from_slice(&token.k);
-                        log.decay[entry * d.num_v_heads()..][..d.num_v_heads()].copy_from_slice(&token.decay);
-                        log.delta[entry * d.value_dim()..][..d.value_dim()].copy_from_slice(&deltas);
-                    }
-                }
-            }
-            if matches!(capture, CaptureMut::Final) || self.is(Mutation::StateWrittenInLogMode) {
-                state[slot * len..][..len].copy_from_slice(&s);
-            }
-            if self.is(Mutation::ForeignSlotCleared) {
-                state[(slot + 1) % num_slots * len..][..1].fill(0.0);
-            }
-        }
-        Ok(())
-    }
-}
-
-struct ReplayArgs<'a> {
-    dims: &'a undraft_core::GdnDims,
-    head_map: HeadMap,
-    in_window: bool,
-}
-
 impl Backend for Reference {
     fn caps(&self) -> &Caps {
         &self.caps
@@ -380,19 +131,25 @@ impl Backend for Reference {
 
     fn fused_gdn_gating(&self, args: Checked<FusedGdnGatingArgs<'_>>) -> Result<()> {
         let args = args.into_inner();
-        self.supports(Op::FusedGdnGating, args.a.dtype(), (1, 1), Capture::Final)?;
-        let hv = args.num_v_heads;
+        self.supports(Support { io: args.a.dtype(), ..Support::new(Op::FusedGdnGating, 1, 1) })?;
+        let (hv, dim) = (args.num_v_heads, args.decay_dim);
         for t in 0..args.num_tokens {
-            let (mut a, mut b) = (row(&args.a, t, hv), row(&args.b, t, hv));
-            if self.is(Mutation::GateSwapsAAndB) {
+            let (mut a, mut b) = (row(&args.a, t, hv * dim), row(&args.b, t, hv));
+            if self.is(Mutation::GateSwapsAAndB) && dim == 1 {
                 std::mem::swap(&mut a, &mut b);
             }
-            for head in 0..hv {
+            for i in 0..hv * dim {
+                let head = i / dim;
                 let from = if self.is(Mutation::GateHeadZeroOnly) { 0 } else { head };
-                let dt_bias = if self.is(Mutation::GateWithoutBias) { 0.0 } else { args.dt_bias[from] };
-                let (g, beta) = FusedGdnGatingArgs::element(a[head], b[head], args.a_log[from], dt_bias);
-                let plain = -args.a_log[from].exp() * (1.0 + (a[head] + dt_bias).exp()).ln();
-                args.g[t * hv + head] = if self.is(Mutation::GateUnderflows) { plain } else { g };
+                let dt_bias = match self.mutation {
+                    Some(Mutation::GateWithoutBias) => 0.0,
+                    Some(Mutation::GateBiasOfHeadForChannel) => args.dt_bias[head * dim],
+                    _ => args.dt_bias[from * dim + i % dim],
+                };
+                let logit = b[if self.is(Mutation::GateBetaOfNextHead) { (head + 1) % hv } else { head }];
+                let (g, beta) = FusedGdnGatingArgs::element(a[i], logit, args.a_log[from], dt_bias);
+                let plain = -args.a_log[from].exp() * (1.0 + (a[i] + dt_bias).exp()).ln();
+                args.g[t * hv * dim + i] = if self.is(Mutation::GateUnderflows) { plain } else { g };
                 args.beta[t * hv + head] = beta;
             }
         }
@@ -400,56 +157,21 @@ impl Backend for Reference {
     }
 
     fn causal_conv1d_update(&self, args: Checked<CausalConv1dUpdateArgs<'_>>) -> Result<()> {
-        let mut args = args.into_inner();
-        self.supports(Op::CausalConv1dUpdate, args.x.dtype(), (1, 1), args.capture)?;
-        let (c, taps) = (args.dims.channels(), args.dims.width());
-        let seqs = CuSeqlens::new(args.cu_seqlens)?;
-        let slots = StateIndices::new(args.state_indices, seqs.num_seqs(), args.num_slots)?;
-        for seq in 0..seqs.num_seqs() {
-            let Some(slot) = slots.slot(seq) else {
-                seqs.range(seq).for_each(|t| set_row(&mut args.out, t, &vec![0.0; c]));
-                continue;
-            };
-            let state = &mut args.state[slot * (taps - 1) * c..][..(taps - 1) * c];
-            let pending = args.num_pending.get(seq).map_or(0, |&n| n as usize);
-            if let Some(log) = args.log.as_ref().filter(|_| pending > 0 && !self.is(Mutation::ConvPendingIgnored)) {
-                for n in 0..pending {
-                    state.rotate_left(c);
-                    state[(taps - 2) * c..].copy_from_slice(&log.x[(slot * log.max_tokens + n) * c..][..c]);
-                }
-            }
-            let mut line = state.to_vec();
-            for (n, t) in seqs.range(seq).enumerate() {
-                let x = row(&args.x, t, c);
-                let shift = usize::from(self.is(Mutation::ConvTapsShifted) && taps > 2);
-                let mut y = vec![0.0f32; c];
-                for ch in 0..c {
-                    let mut sum = match args.bias {
-                        Some(bias) if !self.is(Mutation::ConvBiasDropped) => bias[ch],
-                        _ => 0.0,
-                    };
-                    for j in 0..taps {
-                        let from = if j == taps - 1 { x[ch] } else { line[(j + shift).min(taps - 2) * c + ch] };
-                        let tap = if self.is(Mutation::ConvTapsReversed) { taps - 1 - j } else { j };
-                        sum = args.weight[tap * c + ch].mul_add(from, sum);
-                    }
-                    let silu = args.activation == Activation::Silu && !self.is(Mutation::ConvNoActivation);
-                    y[ch] = if silu { sum * sigmoid(sum) } else { sum };
-                }
-                line.rotate_left(c);
-                let kept = if self.is(Mutation::ConvStateAfterActivation) { &y } else { &x };
-                line[(taps - 2) * c..].copy_from_slice(kept);
-                let logged = !(self.is(Mutation::ConvLogKeptShort) && n + 1 == seqs.range(seq).len());
-                if let Some(log) = args.log.as_mut().filter(|_| args.capture == Capture::DeltaLog && logged) {
-                    log.x[(slot * log.max_tokens + n) * c..][..c].copy_from_slice(&x);
-                }
-                set_row(&mut args.out, t, &y);
-            }
-            if args.capture == Capture::Final {
-                state.copy_from_slice(&line);
-            }
-        }
-        Ok(())
+        let args = args.into_inner();
+        self.supports(Support {
+            io: args.x.dtype(),
+            capture: args.capture,
+            tree: has_tree(args.cu_seqlens, args.parents),
+            ..Support::new(Op::CausalConv1dUpdate, 1, 1)
+        })?;
+        self.conv_update(args)
+    }
+
+    fn causal_conv1d_fn(&self, args: Checked<CausalConv1dFnArgs<'_>>) -> Result<()> {
+        let args = args.into_inner();
+        let what = Support { io: args.x.dtype(), capture: Capture::Final, ..Support::new(Op::CausalConv1dFn, 1, 1) };
+        self.supports(what)?;
+        self.conv_fn(args)
     }
 
     fn fused_recurrent_gated_delta_rule(&self, args: Checked<FusedRecurrentArgs<'_>>) -> Result<()> {
@@ -459,15 +181,22 @@ impl Backend for Reference {
             CaptureMut::PerToken { .. } => Capture::PerToken,
             CaptureMut::DeltaLog => Capture::DeltaLog,
         };
-        let dims = (args.inputs.dims.head_k_dim(), args.inputs.dims.head_v_dim());
-        self.supports(Op::FusedRecurrentGatedDeltaRule, args.inputs.q.dtype(), dims, kind)?;
+        self.supports(asked(Op::FusedRecurrentGatedDeltaRule, &args.inputs, kind, args.state.dtype()))?;
         self.recurrent(args)
     }
 
     fn chunk_gated_delta_rule(&self, args: Checked<ChunkGatedDeltaRuleArgs<'_>>) -> Result<()> {
-        let ChunkGatedDeltaRuleArgs { inputs, num_slots, state, out } = args.into_inner();
-        let dims = (inputs.dims.head_k_dim(), inputs.dims.head_v_dim());
-        self.supports(Op::ChunkGatedDeltaRule, inputs.q.dtype(), dims, Capture::Final)?;
+        let ChunkGatedDeltaRuleArgs { inputs, num_slots, mut state, checkpoints, out } = args.into_inner();
+        self.supports(asked(Op::ChunkGatedDeltaRule, &inputs, Capture::Final, state.dtype()))?;
+        let unsupported = |what: &str| Error::Unsupported {
+            backend: self.caps.backend,
+            what: what.to_owned(),
+            hint: "use `fused_recurrent_gated_delta_rule`",
+        };
+        let DataMut::F32(state) = &mut state else { return Err(unsupported("prompts with 16-bit states")) };
+        if checkpoints.is_some() {
+            return Err(unsupported("checkpoints"));
+        }
         let len = inputs.dims.state_len();
         let seqs = CuSeqlens::new(inputs.cu_seqlens)?;
         let slots = StateIndices::new(inputs.state_indices, seqs.num_seqs(), num_slots)?;
@@ -480,9 +209,10 @@ impl Backend for Reference {
         self.recurrent(FusedRecurrentArgs {
             inputs,
             num_slots,
-            state: &mut *state,
+            state: DataMut::F32(state),
             log: None,
             num_pending: &[],
+            pending_path: &[],
             capture: CaptureMut::Final,
             out,
         })?;
@@ -497,24 +227,18 @@ impl Backend for Reference {
 
     fn commit_states(&self, args: Checked<CommitStatesArgs<'_>>) -> Result<()> {
         let args = args.into_inner();
-        let dims = (args.dims.head_k_dim(), args.dims.head_v_dim());
-        self.supports(Op::CommitStates, DType::F32, dims, Capture::DeltaLog)?;
-        let len = args.dims.state_len();
-        let slots = StateIndices::new(args.state_indices, args.state_indices.len(), args.num_slots)?;
-        for (seq, &kept) in args.num_kept.iter().enumerate() {
-            if let Some(slot) = slots.slot(seq) {
-                let kept = if self.is(Mutation::CommitAllTokens) { args.log.max_tokens } else { kept as usize };
-                let replay = ReplayArgs { dims: &args.dims, head_map: args.head_map, in_window: false };
-                self.replay(&replay, &args.log, slot, kept, &mut args.state[slot * len..][..len]);
-            }
-        }
-        Ok(())
+        self.supports(Support {
+            state: args.state.dtype(),
+            decay_shape: args.dims.decay_shape(),
+            ..Support::new(Op::CommitStates, args.dims.head_k_dim(), args.dims.head_v_dim())
+        })?;
+        self.commit(args)
     }
 
     fn rms_norm_gated(&self, args: Checked<RmsNormGatedArgs<'_>>) -> Result<()> {
         let mut args = args.into_inner();
-        self.supports(Op::RmsNormGated, args.x.dtype(), (args.head_dim, args.head_dim), Capture::Final)?;
         let d = args.head_dim;
+        self.supports(Support { io: args.x.dtype(), capture: Capture::Final, ..Support::new(Op::RmsNormGated, d, d) })?;
         for r in 0..args.num_rows {
             let (mut x, z) = (row(&args.x, r, args.num_heads * d), row(&args.z, r, args.num_heads * d));
             if self.is(Mutation::NormRowsCoupled) && args.num_rows % 2 == 1 && args.num_rows > 1 {

@@ -1,26 +1,32 @@
-//! What must hold bit for bit: a window equals its tokens decoded one by one, however it is run and taken back.
+//! What must hold bit for bit: a window equals its tokens decoded one by one, however it is run and taken back. Draft trees
+//! have a suite of their own.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
-use undraft_core::{Backend, Capture, DType, Op};
+use undraft_core::{Backend, Capture, DType};
 
 use super::super::Tally;
-use super::{out_axes, slot_axes, state_axes};
+use super::{out_axes, rounding, slot_axes, state_axes, trees};
 use crate::Rng;
 use crate::cases::commit_states::CommitCase;
 use crate::cases::fused_recurrent_gated_delta_rule::{DeltaRuleCase, LogData, NUM_CASES};
 use crate::compare;
-use crate::harness::fused_recurrent_gated_delta_rule::{DeltaRuleOutcome, run};
-use crate::harness::{Memory, commit_states, supports};
+use crate::coverage::Coverage;
+use crate::harness::fused_recurrent_gated_delta_rule::{DeltaRuleOutcome, run, supports};
+use crate::harness::{Memory, commit_states};
 
-type Outcome = Result<(), String>;
+pub(super) type Outcome = Result<(), String>;
 /// What is checked, in words, and the check.
-type Check<T> = (&'static str, fn(&T) -> Outcome);
+pub(super) type Check<T> = (&'static str, fn(&T) -> Outcome);
 
 /// Elements of all states of a case; the whole list would take long in debug builds.
 const MAX_STATES: usize = 100_000;
 
 pub(in super::super) fn exactness(backend: &dyn Backend, io: DType, tally: &mut Tally) -> Outcome {
+    if io == DType::F32 {
+        rounding::check(backend, tally)?;
+    }
     // Even cases have no pending entries. A 16-bit dtype changes loads and stores alone, so fewer will do.
     let count = if io == DType::F32 { NUM_CASES } else { NUM_CASES / 3 };
     for index in (0..count).map(|i| 2 * i) {
@@ -28,14 +34,22 @@ pub(in super::super) fn exactness(backend: &dyn Backend, io: DType, tally: &mut 
         if case.state.len() > MAX_STATES {
             continue;
         }
-        let mut suite = Suite { backend, index, decoded: Decoded::new(&case), case };
-        if !suite.runs(Capture::Final) {
+        let label = case.label();
+        let capture = if case.windows.has_tree() { Capture::DeltaLog } else { Capture::Final };
+        if !supports(backend, &case, capture) {
             // Still to be refused properly.
-            run(backend, &suite.case, Capture::Final, Memory::PLAIN)?;
+            run(backend, &case, capture, Memory::PLAIN)?;
             tally.case(false);
             continue;
         }
-        suite.check().map_err(|e| format!("{e} (case: {})", suite.case.label()))?;
+        let covered = if case.windows.has_tree() {
+            trees::check(backend, index, case)
+        } else {
+            let decoded = Decoded::new(&case);
+            let mut suite = Suite { backend, index, decoded, case, calls: RefCell::default() };
+            suite.check().map(|()| suite.calls.into_inner())
+        };
+        tally.coverage.merge(&covered.map_err(|e| format!("{e} (case: {label})"))?);
         tally.case(true);
     }
     Ok(())
@@ -60,15 +74,17 @@ struct Suite<'a> {
     index: usize,
     case: DeltaRuleCase,
     decoded: Decoded,
+    calls: RefCell<Coverage>,
 }
 
 impl Suite<'_> {
     fn check(&mut self) -> Outcome {
         self.decode()?;
-        let checks: [Check<Self>; 9] = [
+        let checks: [Check<Self>; 10] = [
             ("a window under `Final` equals decoding", Self::final_equals_decoding),
             ("a window under `PerToken` equals decoding", Self::per_token_equals_decoding),
             ("a window under `DeltaLog`, then commit, equals decoding", Self::log_equals_decoding),
+            ("a chain told by parents is a chain", Self::told_chain_is_a_chain),
             ("a window cut in two equals decoding", Self::cut_equals_decoding),
             ("replay of pending entries equals commit", Self::pending_equals_commit),
             ("sequences alone equal the batch", Self::alone_equals_batch),
@@ -83,17 +99,18 @@ impl Suite<'_> {
     }
 
     fn runs(&self, capture: Capture) -> bool {
-        let sizes = (self.case.dims.head_k_dim(), self.case.dims.head_v_dim());
-        supports(self.backend, Op::FusedRecurrentGatedDeltaRule, self.case.io, sizes, capture)
+        supports(self.backend, &self.case, capture)
     }
 
     fn commits(&self) -> bool {
-        let sizes = (self.case.dims.head_k_dim(), self.case.dims.head_v_dim());
-        supports(self.backend, Op::CommitStates, DType::F32, sizes, Capture::DeltaLog) && self.runs(Capture::DeltaLog)
+        commits(self.backend, &self.case)
     }
 
     fn call(&self, case: &DeltaRuleCase, capture: Capture, n: usize) -> Result<DeltaRuleOutcome, String> {
-        run(self.backend, case, capture, Memory::nth(self.index / 2 + n))?.ok_or_else(|| "was refused".to_owned())
+        let memory = Memory::nth(self.index / 2 + n);
+        let outcome = run(self.backend, case, capture, memory)?.ok_or_else(|| "was refused".to_owned())?;
+        self.calls.borrow_mut().record(case.options(capture, memory), 0.0);
+        Ok(outcome)
     }
 
     fn longest(&self) -> usize {
@@ -146,14 +163,7 @@ impl Suite<'_> {
     }
 
     fn commit(&self, state: &[f32], log: &LogData, num_kept: Vec<u32>, n: usize) -> Result<Vec<f32>, String> {
-        let case = CommitCase {
-            dims: self.case.dims,
-            head_map: self.case.head_map,
-            state: state.to_vec(),
-            log: log.clone(),
-            windows: self.case.windows.clone(),
-            num_kept,
-        };
+        let case = commit_case(&self.case, state, log, num_kept);
         commit_states::run(self.backend, &case, Memory::nth(self.index / 2 + n))?
             .ok_or_else(|| "was refused".to_owned())
     }
@@ -211,6 +221,20 @@ impl Suite<'_> {
             expected[slot * len..][..len].copy_from_slice(&from[slot * len..][..len]);
         }
         compare::bits("state", &state, &expected, &state_axes(&self.case)).map_err(|e| format!("kept {kept:?}: {e}"))
+    }
+
+    fn told_chain_is_a_chain(&self) -> Outcome {
+        let mut told = self.case.clone();
+        told.windows.parents = told.windows.lens.iter().flat_map(|&len| (0..len as i32).map(|t| t - 1)).collect();
+        for (n, capture) in [Capture::Final, Capture::DeltaLog, Capture::PerToken].into_iter().enumerate() {
+            if !self.runs(capture) {
+                continue;
+            }
+            let outcome = self.call(&told, capture, n)?;
+            self.same_out(&outcome.out)?;
+            self.same_state(&outcome.state, if capture == Capture::Final { self.longest() } else { 0 })?;
+        }
+        Ok(())
     }
 
     fn cut_equals_decoding(&self) -> Outcome {
@@ -322,7 +346,7 @@ impl Suite<'_> {
                 if capture == Capture::DeltaLog {
                     let entry = slot * self.case.log.max_tokens;
                     same("log.k", &outcome.log.k, &whole.log.k, entry, dims.key_dim())?;
-                    same("log.decay", &outcome.log.decay, &whole.log.decay, entry, dims.num_v_heads())?;
+                    same("log.decay", &outcome.log.decay, &whole.log.decay, entry, dims.decay_len())?;
                     same("log.delta", &outcome.log.delta, &whole.log.delta, entry, dims.value_dim())?;
                 }
             }
@@ -354,6 +378,26 @@ impl Suite<'_> {
             longest @ 2..=5 => (1..longest).collect(),
             longest => vec![1, longest / 2, longest - 1],
         }
+    }
+}
+
+/// Whether the back end verifies windows of the case and replays their logs.
+pub(super) fn commits(backend: &dyn Backend, case: &DeltaRuleCase) -> bool {
+    let commit = commit_case(case, &[], &case.log, Vec::new());
+    supports(backend, case, Capture::DeltaLog) && commit_states::supports(backend, &commit)
+}
+
+/// The replay of a log that the case's window left.
+pub(super) fn commit_case(case: &DeltaRuleCase, state: &[f32], log: &LogData, num_kept: Vec<u32>) -> CommitCase {
+    CommitCase {
+        dims: case.dims,
+        head_map: case.head_map,
+        state: state.to_vec(),
+        state_dtype: case.state_dtype,
+        log: log.clone(),
+        windows: case.windows.clone(),
+        num_kept,
+        path: Vec::new(),
     }
 }
 

@@ -1,6 +1,8 @@
 //! The recurrence: near the oracle under every capture, and exact.
 
 mod exactness;
+mod rounding;
+mod trees;
 mod values;
 
 pub(super) use exactness::exactness;

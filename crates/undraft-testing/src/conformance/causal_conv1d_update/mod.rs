@@ -1,5 +1,8 @@
 //! The convolution: near the oracle, and a window equals its tokens one by one, however it is taken back.
 
+mod trees;
+
+use std::cell::RefCell;
 use std::ops::Range;
 
 use undraft_core::{Backend, Capture, DType, Op};
@@ -8,8 +11,9 @@ use super::Tally;
 use crate::Rng;
 use crate::cases::causal_conv1d_update::{ConvCase, NUM_CASES};
 use crate::compare;
-use crate::harness::causal_conv1d_update::{ConvOutcome, run};
-use crate::harness::{Memory, supports};
+use crate::coverage::Coverage;
+use crate::harness::Memory;
+use crate::harness::causal_conv1d_update::{ConvOutcome, run, supports};
 use crate::tolerance::{Tensor, tolerance};
 
 type Outcome = Result<(), String>;
@@ -21,6 +25,9 @@ pub(super) fn values(backend: &dyn Backend, io: DType, tally: &mut Tally) -> Out
         let case = ConvCase::nth(io, index);
         let oracle = case.oracle().solve();
         for (n, capture) in [Capture::Final, Capture::DeltaLog].into_iter().enumerate() {
+            if capture == Capture::Final && case.windows.has_tree() {
+                continue;
+            }
             let at = |e| format!("capture {capture:?}, {}: {e}", case.label());
             let Some(outcome) = run(backend, &case, capture, Memory::nth(index + n)).map_err(at)? else {
                 tally.case(false);
@@ -36,6 +43,7 @@ pub(super) fn values(backend: &dyn Backend, io: DType, tally: &mut Tally) -> Out
             if capture == Capture::DeltaLog {
                 log_holds_inputs(&case, &outcome).map_err(at)?;
             }
+            tally.call(case.options(capture, Memory::nth(index + n)));
             tally.case(true);
         }
     }
@@ -65,14 +73,21 @@ pub(super) fn exactness(backend: &dyn Backend, io: DType, tally: &mut Tally) -> 
     // Even cases have no pending entries.
     for index in (0..NUM_CASES / 2).map(|i| 2 * i) {
         let case = ConvCase::nth(io, index);
-        if !supports(backend, Op::CausalConv1dUpdate, io, (1, 1), Capture::DeltaLog) {
+        if !supports(backend, &case, Capture::DeltaLog) {
             run(backend, &case, Capture::DeltaLog, Memory::PLAIN)?;
             tally.case(false);
             continue;
         }
-        let out = vec![0.0; case.windows.num_tokens() * case.dims.channels()];
-        let mut suite = Suite { backend, index, out, states: vec![case.state.clone()], case };
-        suite.check().map_err(|e| format!("{e} (case: {})", suite.case.label()))?;
+        let label = case.label();
+        let covered = if case.windows.has_tree() {
+            trees::check(backend, index, case)
+        } else {
+            let out = vec![0.0; case.windows.num_tokens() * case.dims.channels()];
+            let states = vec![case.state.clone()];
+            let mut suite = Suite { backend, index, out, states, case, calls: RefCell::default() };
+            suite.check().map(|()| suite.calls.into_inner())
+        };
+        tally.coverage.merge(&covered.map_err(|e| format!("{e} (case: {label})"))?);
         tally.case(true);
     }
     Ok(())
@@ -86,13 +101,15 @@ struct Suite<'a> {
     out: Vec<f32>,
     /// `[n][slots, W - 1, C]` after `n` tokens of each sequence, or all of a shorter one.
     states: Vec<Vec<f32>>,
+    calls: RefCell<Coverage>,
 }
 
 impl Suite<'_> {
     fn check(&mut self) -> Outcome {
         self.decode()?;
-        let checks: [Check<Self>; 5] = [
+        let checks: [Check<Self>; 6] = [
             ("a window equals decoding", Self::window_equals_decoding),
+            ("a chain told by parents is a chain", Self::told_chain_is_a_chain),
             ("a window cut in two, and pending entries, equal decoding", Self::rounds_equal_decoding),
             ("sequences alone equal the batch", Self::alone_equals_batch),
             ("slots and order do not matter", Self::order_does_not_matter),
@@ -105,7 +122,10 @@ impl Suite<'_> {
     }
 
     fn call(&self, case: &ConvCase, capture: Capture, n: usize) -> Result<ConvOutcome, String> {
-        run(self.backend, case, capture, Memory::nth(self.index / 2 + n))?.ok_or_else(|| "was refused".to_owned())
+        let memory = Memory::nth(self.index / 2 + n);
+        let outcome = run(self.backend, case, capture, memory)?.ok_or_else(|| "was refused".to_owned())?;
+        self.calls.borrow_mut().record(case.options(capture, memory), 0.0);
+        Ok(outcome)
     }
 
     fn longest(&self) -> usize {
@@ -153,6 +173,17 @@ impl Suite<'_> {
             self.same_part(0..usize::MAX, &self.case, &outcome.out)?;
             self.same_state(&outcome.state, 0)?;
             log_holds_inputs(&self.case, &outcome)?;
+        }
+        Ok(())
+    }
+
+    fn told_chain_is_a_chain(&self) -> Outcome {
+        let mut told = self.case.clone();
+        told.windows.parents = told.windows.lens.iter().flat_map(|&len| (0..len as i32).map(|t| t - 1)).collect();
+        for (n, capture) in [Capture::Final, Capture::DeltaLog].into_iter().enumerate() {
+            let outcome = self.call(&told, capture, n)?;
+            self.same_part(0..usize::MAX, &told, &outcome.out)?;
+            self.same_state(&outcome.state, if capture == Capture::Final { self.longest() } else { 0 })?;
         }
         Ok(())
     }
