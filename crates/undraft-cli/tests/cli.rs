@@ -60,7 +60,7 @@ fn greedy_text_is_that_of_the_golden_prompts_however_it_is_given() {
     let file = dir.path().join("prompt.txt");
     std::fs::write(&file, prompt).unwrap();
     let common = ["generate", "--json", "--max-tokens", "64", "--ignore-eos"];
-    for draft in ["none", "mtp", "lookup"] {
+    for draft in ["none", "mtp", "lookup", "mtp-tree", "mtp+lookup"] {
         let got = json(&[&common[..], &["--prompt", prompt, "--draft", draft, "--compare"]].concat());
         assert_eq!(&got["token_ids"], want, "{draft}");
         assert_eq!(got["compare"]["identical"], true, "{draft}");
@@ -86,12 +86,37 @@ fn sampled_tokens_do_not_depend_on_drafts_window_threads_or_instruction_set() {
         &["--draft", "mtp", "--window", "5", "--threads", "1"],
         &["--draft", "lookup", "--window", "4", "--threads", "3"],
         &["--draft", "mtp", "--isa", "scalar"],
+        &["--draft", "mtp-tree", "--window", "9", "--tree-widths", "4,2,1"],
+        &["--draft", "mtp-tree", "--window", "auto"],
+        &["--draft", "mtp+lookup", "--window", "auto:5"],
     ] {
         assert_eq!(json(&[&base[..], more].concat())["token_ids"], plain["token_ids"], "{more:?}");
     }
     let other = [&base[..base.len() - 1], &["8"]].concat();
     let other = json(&other);
     assert_ne!(other["token_ids"], plain["token_ids"]);
+}
+
+#[test]
+fn memory_and_the_adaptive_window_are_told() {
+    let args = ["generate", "--prompt", "def f(", "--max-tokens", "40", "--ignore-eos", "--window", "auto:4"];
+    let output = undraft(&args, b"");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    for part in ["auto, at most 4", "mostly", "probes", "keys and values", "states and logs", "peak"] {
+        assert!(stderr.contains(part), "{part}: {stderr}");
+    }
+    let report = &json(&[&args[..], &["--json"]].concat())["report"];
+    let bytes = |name: &str| report[name].as_u64().unwrap();
+    assert_eq!(bytes("cache_bytes"), bytes("kv_bytes") + bytes("state_bytes"));
+    assert!(bytes("kv_bytes") > 0 && bytes("drafter_bytes") > 0);
+    if cfg!(target_os = "linux") {
+        assert!(bytes("peak_bytes") > bytes("weight_bytes"), "{report}");
+    }
+    let rounds = report["adaptive_window"]["rounds_by_drafts"].as_array().unwrap();
+    assert_eq!(rounds.len(), 5);
+    // The last round may have no room for drafts, and nobody is asked then.
+    let asked = rounds.iter().map(|n| n.as_u64().unwrap()).sum::<u64>();
+    assert!((asked..=asked + 1).contains(&bytes("rounds")), "{report}");
 }
 
 #[test]
@@ -150,7 +175,15 @@ fn bad_usage_and_input_exit_with_2_and_say_what_was_expected() {
     refused(&["generate", "--prompt", "x", "--temperature", "-1"], b"", &["temperature"]);
     refused(&["generate", "--prompt", "x", "--temperature", "nan"], b"", &["temperature"]);
     refused(&["generate", "--prompt", "x", "--top-p", "1.5"], b"", &["top_p"]);
-    refused(&["generate", "--prompt", "x", "--window", "65"], b"", &["--window", "0..=64"]);
+    for window in ["65", "auto:0", "auto:65", "auto5", "-1"] {
+        let args = ["generate", "--prompt", "x", &format!("--window={window}")];
+        refused(&args, b"", &["--window", window, "0..=64", "auto:1..=64"]);
+    }
+    let rejection = ["generate", "--prompt", "x", "--draft", "mtp-tree", "--acceptance", "rejection"];
+    refused(&rejection, b"", &["rejection", "chains", "mtp-tree"]);
+    refused(&["generate", "--prompt", "x", "--tree-widths", "2"], b"", &["--tree-widths", "mtp-tree"]);
+    let widths = ["generate", "--prompt", "x", "--draft", "mtp-tree", "--tree-widths", "2,0"];
+    refused(&widths, b"", &["width", "0", "1..=64"]);
     refused(&["generate", "--prompt", "x", "--threads", "0"], b"", &["--threads", "1..=1024"]);
     refused(&["generate", "--prompt", "x", "--prompt-ids", "1"], b"", &["cannot be used with"]);
     refused(&["generate", "--prompt-ids", "4096"], b"", &["4096"]);
@@ -233,7 +266,7 @@ fn devices_and_bench_print_json() {
         "65536",
     ];
     let bench = json(&args);
-    assert_eq!(bench["rows"].as_array().unwrap().len(), 6);
+    assert_eq!(bench["rows"].as_array().unwrap().len(), 7);
     assert!(bench["rows"].as_array().unwrap().iter().all(|row| row["median_us"].as_f64().unwrap() > 0.0));
     let chunk = json(&["bench", "--json", "--op", "chunk", "--heads", "1/2", "--dim", "32", "--tokens", "70"]);
     assert_eq!(chunk["rows"].as_array().unwrap().len(), 2);

@@ -348,6 +348,47 @@ pub enum ModelError {
         /// Rows of the embedding.
         vocab_size: usize,
     },
+    /// A token of a tree does not follow an earlier one.
+    #[error("token {index} of the tree has parent {found}, expected -1..={max}", max = *index as i64 - 1)]
+    TreeParent {
+        /// Place in the tree.
+        index: usize,
+        /// The parent that came.
+        found: i64,
+    },
+    /// A tree does not have one parent for each token.
+    #[error("`parents` has {found} entries, expected [num_tokens={num_tokens}]")]
+    TreeParents {
+        /// Entries that came.
+        found: usize,
+        /// Tokens that came with them.
+        num_tokens: usize,
+    },
+    /// The tokens to keep of a tree are not one path from its beginning.
+    #[error("entry {index} of the path is {found}, expected {expected}")]
+    TreePath {
+        /// Place in the path.
+        index: usize,
+        /// The token that came.
+        found: usize,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// A draft tree came under the rejection rule, which decides about chains.
+    #[error("a draft tree came under `Acceptance::Rejection`, which decides about chains: use `Acceptance::Match`")]
+    TreeRejection,
+    /// The shape of a draft tree lies outside its range.
+    #[error("`{name}` of a draft tree is {found}, expected {min}..={max}")]
+    TreeShape {
+        /// What is wrong.
+        name: &'static str,
+        /// Its value.
+        found: usize,
+        /// Smallest value.
+        min: usize,
+        /// Largest value.
+        max: usize,
+    },
     /// Hidden states that came with tokens are not one row for each.
     #[error("`hidden` has {found} elements, expected [num_tokens={num_tokens}, hidden_size={hidden_size}]")]
     HiddenRows {

@@ -4,9 +4,11 @@
 //! token whether its logits came from a single step or from a window, and in any order of calls. That is what makes
 //! sampled text the same token for token with and without speculation.
 
+mod candidates;
 mod noise;
 mod rejection;
 
+pub use candidates::Candidate;
 pub use rejection::{RejectionSampler, Verdict};
 
 use crate::error::{LogitsProblem, ModelError, Result};

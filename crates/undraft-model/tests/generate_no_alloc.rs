@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use runner::{NEXT, ODD, TRAINED, device, load_on, random_tokens};
 use undraft::cpu::Isa;
 use undraft_model::Model;
-use undraft_model::drafters::{Drafter, LookupDrafter, LookupOptions, MtpDrafter, ScriptedDrafter};
+use undraft_model::drafters::{Drafter, LookupDrafter, LookupFirst, LookupOptions, MtpDrafter, ScriptedDrafter};
 use undraft_model::generate::{Acceptance, GenerateOptions, Observer, Quiet, RoundInfo, generate};
 use undraft_model::model::{CacheConfig, HybridCache};
 use undraft_model::sampling::SamplingParams;
@@ -117,6 +117,9 @@ fn warm_rounds_allocate_nothing() {
                 check(&model, &prompt, &options, &mut mtp, &format!("MTP, {what}"));
                 let mut lookup = LookupDrafter::new(LookupOptions::new(1, 3).unwrap());
                 check(&model, &prompt, &options, &mut lookup, &format!("lookup, {what}"));
+                let head = MtpDrafter::new(model.mtp().unwrap(), 400).unwrap();
+                let mut both = LookupFirst::new(3, head).unwrap();
+                check(&model, &prompt, &options, &mut both, &format!("lookup, then MTP, {what}"));
             }
         }
     }

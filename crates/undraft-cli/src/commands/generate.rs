@@ -1,6 +1,8 @@
 //! `undraft generate`.
 
+mod draft;
 mod dump;
+mod memory;
 mod output;
 
 use std::io::{IsTerminal, Read};
@@ -11,7 +13,7 @@ use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use undraft_model::config::GenerationConfig;
-use undraft_model::drafters::{Drafter, LookupDrafter, LookupOptions, MtpDrafter};
+use undraft_model::drafters::AdaptiveReport;
 use undraft_model::generate::{Acceptance, Finish, GenerateOptions, Generation, generate};
 use undraft_model::model::CacheConfig;
 use undraft_model::sampling::SamplingParams;
@@ -19,6 +21,8 @@ use undraft_model::text::{Message, TextCodec};
 use undraft_model::{Model, ModelError};
 
 use crate::common::{self, IsaArg};
+use draft::{DraftArg, Speculation, WindowArg};
+use memory::Memory;
 use output::{Bits, Printer};
 
 /// What is continued when nobody says anything.
@@ -48,9 +52,14 @@ pub struct Args {
     /// Who drafts; `mtp` where the model has that head, else `none`.
     #[arg(long, value_enum)]
     draft: Option<DraftArg>,
-    /// Drafts a round.
-    #[arg(long, value_name = "K", default_value_t = 3)]
-    window: usize,
+    /// Drafts a round, all branches of a tree counted: 0 to 64, or `auto` (`auto:K`), as many as pay up to 8 (K), none
+    /// where none do. By default 3; 6 for a tree.
+    #[arg(long, value_name = "K")]
+    window: Option<WindowArg>,
+    /// Tokens behind each token of a tree, depth by depth; of all of them the likeliest `--window` are drafted. By default
+    /// 3,2,2,1,1,1.
+    #[arg(long, value_name = "WIDTHS", value_delimiter = ',')]
+    tree_widths: Option<Vec<usize>>,
     /// 0 is greedy; the model's own setting by default.
     #[arg(long, allow_negative_numbers = true)]
     temperature: Option<f64>,
@@ -87,16 +96,6 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum DraftArg {
-    /// Plain decoding.
-    None,
-    /// The model's own head for the token after the next.
-    Mtp,
-    /// What followed the last n tokens when they came before.
-    Lookup,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AcceptanceArg {
     /// Tokens of plain sampling, token for token.
     Match,
@@ -126,17 +125,19 @@ pub fn run(args: Args) -> Result<bool> {
     let settings = GenerationConfig::from_dir(&dir)?;
     let prompt = read_prompt(&args, codec.as_ref())?;
     let compare = args.compare || prompt.is_example;
-    let options = options(&args, &settings)?;
-    if compare && options.acceptance == Acceptance::Rejection && options.sampling.temperature > 0.0 {
-        bail!(
-            "`--compare` with `--acceptance rejection` needs `--temperature 0`: the rejection rule keeps the distribution, not the tokens"
-        );
-    }
     let draft = match (args.draft, model.mtp()) {
         (Some(draft), _) => draft,
         (None, Some(_)) => DraftArg::Mtp,
         (None, None) => DraftArg::None,
     };
+    let window = WindowArg::new(args.window, draft);
+    let options = options(&args, &settings, window)?;
+    check_tree(&args, draft)?;
+    if compare && options.acceptance == Acceptance::Rejection && options.sampling.temperature > 0.0 {
+        bail!(
+            "`--compare` with `--acceptance rejection` needs `--temperature 0`: the rejection rule keeps the distribution, not the tokens"
+        );
+    }
     let positions = model.config().max_position_embeddings;
     if prompt.ids.len() >= positions {
         bail!(
@@ -145,7 +146,8 @@ pub fn run(args: Args) -> Result<bool> {
             positions - 1
         );
     }
-    let capacity = positions.min(prompt.ids.len().saturating_add(options.max_tokens));
+    // With room for a whole window behind the last token.
+    let capacity = positions.min(prompt.ids.len().saturating_add(options.max_tokens).saturating_add(options.window));
     let cache_config = CacheConfig { capacity, max_window: options.window + 1 };
     let mut cache = model.new_cache(cache_config)?;
     if prompt.is_example && !args.json {
@@ -155,9 +157,16 @@ pub fn run(args: Args) -> Result<bool> {
     let wants_dump = args.dump_logits.is_some();
     let text = if args.prompt_ids.is_some() { None } else { codec.as_ref() };
     let mut printer = Printer::new(text, !args.json, wants_dump);
-    let speculated = with_drafter(&model, draft, capacity, |drafter| {
-        generate(&model, &mut cache, &prompt.ids, &options, drafter, &mut printer)
-    })?;
+    let (mut speculation, drafter_bytes) =
+        Speculation::new(&model, draft, window, args.tree_widths.as_deref(), capacity)?;
+    let speculated = generate(&model, &mut cache, &prompt.ids, &options, speculation.drafter(), &mut printer)?;
+    let memory = Memory {
+        weights: model.weight_bytes(),
+        kv: cache.kv_memory(),
+        states: cache.state_memory(),
+        drafter: drafter_bytes,
+        peak: memory::peak(),
+    };
     let text = printer.finish()?;
     if let Some(path) = &args.dump_logits {
         dump::write(path, &printer.dump(), &prompt.ids, &speculated.tokens, model.config().vocab_size)?;
@@ -174,12 +183,18 @@ pub fn run(args: Args) -> Result<bool> {
             Some((generation, same))
         }
     };
-    let memory = (model.weight_bytes(), cache.memory());
+    let report = Report {
+        draft,
+        window: options.window,
+        adaptive: speculation.report(),
+        speculated: &speculated,
+        plain: plain.as_ref(),
+        memory,
+    };
     if args.json {
-        let ids = &prompt.ids;
-        print_json(&dir, ids, draft, &options, &speculated, text.as_deref(), plain.as_ref(), memory)?;
+        print_json(&dir, &prompt.ids, text.as_deref(), &report)?;
     } else {
-        print_report(draft, &options, &speculated, plain.as_ref(), memory);
+        print_report(&report);
     }
     Ok(plain.is_none_or(|(_, same)| same))
 }
@@ -246,7 +261,7 @@ fn read_prompt(args: &Args, codec: Option<&TextCodec>) -> Result<Prompt> {
     Ok(Prompt { ids: codec.encode(&text)?, is_example })
 }
 
-fn options(args: &Args, settings: &GenerationConfig) -> Result<GenerateOptions> {
+fn options(args: &Args, settings: &GenerationConfig, window: WindowArg) -> Result<GenerateOptions> {
     let samples = settings.do_sample == Some(true);
     let own = |x: Option<f64>, fallback: f64| if samples { x.unwrap_or(fallback) } else { fallback };
     let temperature = args.temperature.unwrap_or(own(settings.temperature, if samples { 1.0 } else { 0.0 }));
@@ -260,9 +275,6 @@ fn options(args: &Args, settings: &GenerationConfig) -> Result<GenerateOptions> 
     if args.max_tokens == 0 {
         bail!("`--max-tokens` is 0, expected at least 1");
     }
-    if args.window > 64 {
-        bail!("`--window` is {}, expected 0..=64", args.window);
-    }
     Ok(GenerateOptions {
         max_tokens: args.max_tokens,
         sampling,
@@ -270,48 +282,43 @@ fn options(args: &Args, settings: &GenerationConfig) -> Result<GenerateOptions> 
             AcceptanceArg::Match => Acceptance::Match,
             AcceptanceArg::Rejection => Acceptance::Rejection,
         },
-        window: args.window,
+        window: window.max(),
         stop_tokens: if args.ignore_eos { Vec::new() } else { settings.eos_token_ids.clone() },
     })
 }
 
-fn with_drafter<T>(
-    model: &Model,
-    draft: DraftArg,
-    capacity: usize,
-    run: impl FnOnce(Option<&mut (dyn Drafter + '_)>) -> undraft_model::Result<T>,
-) -> Result<T> {
-    Ok(match draft {
-        DraftArg::None => run(None)?,
-        DraftArg::Lookup => run(Some(&mut LookupDrafter::new(LookupOptions::default())))?,
-        DraftArg::Mtp => match model.mtp() {
-            Some(head) => run(Some(&mut MtpDrafter::new(head, capacity)?))?,
-            None => {
-                bail!("`--draft mtp` needs a model with `mtp.*` tensors, this one has none; use `lookup` or `none`")
-            }
-        },
-    })
-}
-
-fn name(draft: DraftArg) -> &'static str {
-    match draft {
-        DraftArg::None => "none",
-        DraftArg::Mtp => "mtp",
-        DraftArg::Lookup => "lookup",
+/// Options of trees belong to trees, which the rejection rule does not decide about.
+fn check_tree(args: &Args, draft: DraftArg) -> Result<()> {
+    if draft != DraftArg::MtpTree {
+        if args.tree_widths.is_some() {
+            bail!("`--tree-widths` needs `--draft mtp-tree`, not `--draft {}`", draft.name());
+        }
+        return Ok(());
     }
+    if args.acceptance == AcceptanceArg::Rejection {
+        bail!("`--acceptance rejection` decides about chains, expected `--acceptance match` with `--draft mtp-tree`");
+    }
+    Ok(())
 }
 
 fn rate(tokens: usize, time: std::time::Duration) -> f64 {
     tokens as f64 / time.as_secs_f64().max(1e-9)
 }
 
-fn print_report(
+/// What is told of a run.
+struct Report<'a> {
     draft: DraftArg,
-    options: &GenerateOptions,
-    g: &Generation,
-    plain: Option<&(Generation, bool)>,
-    (weights, cache): (usize, usize),
-) {
+    /// Most drafts a round.
+    window: usize,
+    adaptive: Option<&'a AdaptiveReport>,
+    speculated: &'a Generation,
+    /// Plain decoding, and whether it gave the same tokens from the same logits.
+    plain: Option<&'a (Generation, bool)>,
+    memory: Memory,
+}
+
+fn print_report(report: &Report<'_>) {
+    let g = report.speculated;
     eprintln!();
     let prefill = rate(g.prompt_tokens, g.prefill_time);
     eprintln!("prompt     {} tokens, {prefill:.0} tokens/s", g.prompt_tokens);
@@ -321,40 +328,56 @@ fn print_report(
         g.tokens_per_second(),
         output::finish(g.finish)
     );
+    let auto = if report.adaptive.is_some() { "auto, at most " } else { "" };
     eprintln!(
-        "drafts     {}, window {}: {} rounds, {} drafted, {} accepted, {:.2} tokens a round",
-        name(draft),
-        if draft == DraftArg::None { 0 } else { options.window },
+        "drafts     {}, window {auto}{}: {} rounds, {} drafted, {} accepted, {:.2} tokens a round",
+        report.draft.name(),
+        report.window,
         g.rounds,
         g.drafted,
         g.accepted,
         g.tokens_per_round(),
     );
-    eprintln!("memory     {} weights, {} cache", common::bytes(weights), common::bytes(cache));
-    if let Some((plain, same)) = plain {
+    if let Some(adaptive) = report.adaptive {
+        let rounds: Vec<String> = (adaptive.rounds.iter().enumerate().filter(|&(_, &n)| n > 0))
+            .map(|(drafts, rounds)| format!("{drafts} in {rounds}"))
+            .collect();
+        eprintln!(
+            "window     mostly {} drafts a round, {} probes; asked for {} rounds",
+            adaptive.most_often(),
+            adaptive.probes,
+            rounds.join(", ")
+        );
+    }
+    let Memory { weights, kv, states, drafter, peak } = report.memory;
+    eprintln!(
+        "memory     {} weights, {} keys and values, {} states and logs, {} drafter, peak {}",
+        common::bytes(weights),
+        common::bytes(kv),
+        common::bytes(states),
+        common::bytes(drafter),
+        peak.map_or_else(|| "not available".into(), common::bytes)
+    );
+    if let Some((plain, same)) = report.plain {
         let ratio = g.tokens_per_second() / plain.tokens_per_second();
         eprintln!("compare    plain decoding {:.0} tokens/s, speed ratio {ratio:.2}", plain.tokens_per_second());
         eprintln!("identical: {}", if *same { "yes" } else { "no" });
     }
 }
 
-#[allow(clippy::too_many_arguments)]
-fn print_json(
-    dir: &Path,
-    prompt_ids: &[u32],
-    draft: DraftArg,
-    options: &GenerateOptions,
-    g: &Generation,
-    text: Option<&str>,
-    plain: Option<&(Generation, bool)>,
-    (weights, cache): (usize, usize),
-) -> Result<()> {
+fn print_json(dir: &Path, prompt_ids: &[u32], text: Option<&str>, report: &Report<'_>) -> Result<()> {
+    let Report { draft, window, adaptive, speculated: g, plain, memory } = report;
     let compare = plain.map(|(plain, same)| {
         json!({
             "plain_tokens_per_second": plain.tokens_per_second(),
             "speed_ratio": g.tokens_per_second() / plain.tokens_per_second(),
             "identical": same,
             "plain_token_ids": plain.tokens,
+        })
+    });
+    let adaptive = adaptive.map(|adaptive| {
+        json!({
+            "rounds_by_drafts": adaptive.rounds, "probes": adaptive.probes, "most_often": adaptive.most_often(),
         })
     });
     let object = json!({
@@ -364,10 +387,12 @@ fn print_json(
         "text": text,
         "finish": output::finish(g.finish),
         "report": {
-            "draft": name(draft), "window": options.window, "prompt_tokens": g.prompt_tokens, "tokens": g.tokens.len(),
+            "draft": draft.name(), "window": window, "adaptive_window": adaptive,
+            "prompt_tokens": g.prompt_tokens, "tokens": g.tokens.len(),
             "tokens_per_second": g.tokens_per_second(), "prefill_tokens_per_second": rate(g.prompt_tokens, g.prefill_time),
             "rounds": g.rounds, "drafted": g.drafted, "accepted": g.accepted, "tokens_per_round": g.tokens_per_round(),
-            "weight_bytes": weights, "cache_bytes": cache,
+            "weight_bytes": memory.weights, "cache_bytes": memory.kv + memory.states, "kv_bytes": memory.kv,
+            "state_bytes": memory.states, "drafter_bytes": memory.drafter, "peak_bytes": memory.peak,
         },
         "compare": compare,
     });

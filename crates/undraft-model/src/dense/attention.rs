@@ -3,13 +3,16 @@
 //! A query at position p goes through keys 0..=p in blocks of 64 that begin at multiples of 64, with a running maximum
 //! (the online softmax of Milakov and Gimelshein, arXiv 1805.02867). Where blocks begin depends on positions alone, so
 //! a query's result depends neither on the other queries of a call nor on how they are shared out.
+//!
+//! A query of a tree goes through the committed keys and those on its own path, in the order of their positions: the
+//! same additions as if the path lay behind the committed keys alone.
 
 use undraft::cpu::simd::{self, LANES, Simd, Token, f32x16, prelude::*};
 use undraft::cpu::{SharedMut, with_vectors};
 
 use super::block::{BLOCK, Block, F32Block};
 use super::tile::{self, Vector};
-use super::{Compute, KvCache};
+use super::{Compute, KvCache, Paths};
 
 /// Keys of a block.
 const KEYS: usize = 64;
@@ -20,19 +23,26 @@ const MAX_QUERIES: usize = 4;
 /// Attends with the newest positions of `cache`, which hold their own keys and values already.
 ///
 /// `q` is `[n, num_heads, head_dim]`, scaled, of the last n positions held; `out` is of the same shape. Query head h
-/// reads key and value head `h / (num_heads / cache.num_heads())`.
+/// reads key and value head `h / (num_heads / cache.num_heads())`. With `paths` the last `paths.len()` positions held are
+/// the tokens of a tree, and each of the last n of them sees those on its path; without, every position sees all before
+/// it.
 ///
 /// # Panics
-/// If the buffers are not of these shapes, or there are more queries than positions.
-pub fn attend(compute: &Compute, cache: &KvCache, num_heads: usize, q: &[f32], out: &mut [f32]) {
+/// If the buffers are not of these shapes, or there are more queries than positions or tokens of the tree.
+pub fn attend(compute: &Compute, cache: &KvCache, paths: Option<&Paths>, num_heads: usize, q: &[f32], out: &mut [f32]) {
     let (head_dim, kv_heads) = (cache.head_dim(), cache.num_heads());
     let row = num_heads * head_dim;
     assert!(q.len().is_multiple_of(row) && q.len() == out.len(), "`q` and `out` are not [n, {num_heads}, {head_dim}]");
     assert!(num_heads.is_multiple_of(kv_heads), "{num_heads} query heads, {kv_heads} key heads");
     let num_tokens = q.len() / row;
-    assert!(num_tokens <= cache.len(), "{num_tokens} queries, {} positions", cache.len());
+    let num_rows = paths.map_or(cache.len(), Paths::len);
+    assert!(num_tokens <= num_rows && num_rows <= cache.len(), "{num_tokens} queries, {num_rows} of {}", cache.len());
     let group = num_heads / kv_heads;
-    let cut = Cut::new(compute, num_tokens, kv_heads, group);
+    let mut cut = Cut::new(compute, num_tokens, kv_heads, group);
+    if paths.is_some() {
+        // Queries of a task share their path.
+        cut.tokens = 1;
+    }
     let num_tasks = num_tokens.div_ceil(cut.tokens) * kv_heads * group.div_ceil(cut.heads);
     let work = q.len() / LANES * cache.len();
     let out = SharedMut::new(out);
@@ -41,16 +51,24 @@ pub fn attend(compute: &Compute, cache: &KvCache, num_heads: usize, q: &[f32], o
         let (first_token, kv_head) = (task / kv_heads * cut.tokens, task % kv_heads);
         let tokens = first_token..(first_token + cut.tokens).min(num_tokens);
         let heads = kv_head * group + part * cut.heads..kv_head * group + ((part + 1) * cut.heads).min(group);
+        let (split, path) = match paths {
+            Some(paths) => (cache.len() - paths.len(), paths.path(paths.len() - num_tokens + first_token)),
+            None => (cache.len(), &[][..]),
+        };
         let mut queries = [Query { start: 0, position: 0 }; MAX_QUERIES];
         let mut num_queries = 0;
         for token in tokens {
+            let position = match path.len() {
+                0 => cache.len() - num_tokens + token,
+                n => split + n - 1,
+            };
             for head in heads.clone() {
-                let position = cache.len() - num_tokens + token;
                 queries[num_queries] = Query { start: token * row + head * head_dim, position };
                 num_queries += 1;
             }
         }
-        let call = Call { keys: cache.head_keys(kv_head), values: cache.head_values(kv_head), head_dim, q, out: &out };
+        let (keys, values) = (cache.head_keys(kv_head), cache.head_values(kv_head));
+        let call = Call { keys, values, split, path, head_dim, q, out: &out };
         match compute.token() {
             // No registers to share keys and values in: one query at a time.
             Token::Scalar(s) => queries[..num_queries].iter().for_each(|&query| call.run(s, [query])),
@@ -96,12 +114,24 @@ struct Call<'a, 'o> {
     /// `[positions, blocks]`.
     keys: &'a [F32Block],
     values: &'a [F32Block],
+    /// Positions from here on lie at `split + path[position - split]`, those before where they belong.
+    split: usize,
+    path: &'a [u32],
     head_dim: usize,
     q: &'a [f32],
     out: &'a SharedMut<'o, f32>,
 }
 
 impl Call<'_, '_> {
+    /// Where keys and values of a position lie.
+    #[inline(always)]
+    fn row_of(&self, position: usize) -> usize {
+        match position.checked_sub(self.split) {
+            Some(i) => self.split + self.path[i] as usize,
+            None => position,
+        }
+    }
+
     fn run<S: Simd, const G: usize>(&self, s: S, queries: [Query; G]) {
         s.vectorize(
             #[inline(always)]
@@ -186,7 +216,8 @@ impl Call<'_, '_> {
         let blocks = self.head_dim.div_ceil(BLOCK);
         let mut rows = [&self.keys[..0]; R];
         for (r, row) in rows.iter_mut().enumerate() {
-            *row = &self.keys[(start + j + r) * blocks..(start + j + r + 1) * blocks];
+            let at = self.row_of(start + j + r) * blocks;
+            *row = &self.keys[at..at + blocks];
         }
         let sums = tile::sums(tile::tile(s, rows, q));
         for g in 0..G {
@@ -226,11 +257,10 @@ impl Call<'_, '_> {
             return;
         }
         let blocks = self.head_dim.div_ceil(BLOCK);
-        let values = &self.values[start * blocks..(start + keys.end) * blocks];
         let wide = <S::f32s as SimdBase<S>>::LEN >= LANES;
         let mut block = 0;
         while block < blocks {
-            let columns = Columns { values, blocks, block, keys: keys.clone(), weights };
+            let columns = Columns { start, blocks, block, keys: keys.clone(), weights };
             block += match (wide, blocks - block) {
                 (true, 4..) if G == 1 => self.add_columns::<S, G, 4>(s, queries, columns),
                 (true, 2..) if G <= 2 => self.add_columns::<S, G, 2>(s, queries, columns),
@@ -248,7 +278,7 @@ impl Call<'_, '_> {
         queries: [Query; G],
         columns: Columns<'_, G>,
     ) -> usize {
-        let Columns { values, blocks, block, keys, weights } = columns;
+        let Columns { start, blocks, block, keys, weights } = columns;
         let mut acc = [[[simd::zero(s); 2]; C]; G];
         for g in 0..G {
             for c in 0..C {
@@ -257,14 +287,12 @@ impl Call<'_, '_> {
                 acc[g][c] = F32Block::pack(out).load(s);
             }
         }
-        for j in keys {
-            for c in 0..C {
-                let value = values[j * blocks + block + c].load(s);
-                for g in 0..G {
-                    let weight = simd::splat(s, weights[g][j]);
-                    acc[g][c] = [simd::fma(value[0], weight, acc[g][c][0]), simd::fma(value[1], weight, acc[g][c][1])];
-                }
-            }
+        let in_place = self.split.saturating_sub(start).clamp(keys.start, keys.end);
+        for j in keys.start..in_place {
+            add_value(s, &self.values[(start + j) * blocks + block..], j, weights, &mut acc);
+        }
+        for j in in_place..keys.end {
+            add_value(s, &self.values[self.row_of(start + j) * blocks + block..], j, weights, &mut acc);
         }
         for g in 0..G {
             for c in 0..C {
@@ -287,10 +315,28 @@ impl Call<'_, '_> {
     }
 }
 
-/// Some columns of the values of some keys.
+/// Adds `C` blocks of the value of key `j`, weighted.
+#[inline(always)]
+fn add_value<S: Simd, const G: usize, const C: usize>(
+    s: S,
+    value: &[F32Block],
+    j: usize,
+    weights: &[[f32; KEYS]; G],
+    acc: &mut [[[f32x16<S>; 2]; C]; G],
+) {
+    for c in 0..C {
+        let value = value[c].load(s);
+        for g in 0..G {
+            let weight = simd::splat(s, weights[g][j]);
+            acc[g][c] = [simd::fma(value[0], weight, acc[g][c][0]), simd::fma(value[1], weight, acc[g][c][1])];
+        }
+    }
+}
+
+/// Some columns of the values of some keys of a block.
 struct Columns<'a, const G: usize> {
-    /// `[keys of the block, blocks]`.
-    values: &'a [F32Block],
+    /// Position of the block's first key.
+    start: usize,
     blocks: usize,
     block: usize,
     keys: std::ops::Range<usize>,

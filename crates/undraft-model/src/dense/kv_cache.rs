@@ -98,6 +98,26 @@ impl KvCache {
         self.len = self.len.min(len);
     }
 
+    /// Of the positions from `len` on keeps those at `len + path[i]`, one behind the other; `path` rises.
+    ///
+    /// # Panics
+    /// If the path does not rise, or leaves the positions held.
+    pub fn keep(&mut self, len: usize, path: &[usize]) {
+        assert!(path.is_sorted_by(|a, b| a < b), "`path` {path:?} does not rise");
+        assert!(path.last().is_none_or(|&last| len + last < self.len), "`path` {path:?}, {} behind {len}", self.len);
+        let blocks = self.head_dim.div_ceil(BLOCK);
+        for rows in [&mut self.keys, &mut self.values] {
+            for head in rows.chunks_exact_mut(self.capacity * blocks) {
+                for (to, &from) in path.iter().enumerate().filter(|&(to, &from)| to != from) {
+                    let from = (len + from) * blocks;
+                    // Rising, so what is overwritten is not on the path or was moved before.
+                    head.copy_within(from..from + blocks, (len + to) * blocks);
+                }
+            }
+        }
+        self.truncate(len + path.len());
+    }
+
     /// The keys held, `[num_heads, len, head_dim]`.
     pub fn keys(&self) -> Vec<f32> {
         self.copy(|head| self.head_keys(head))
@@ -150,6 +170,24 @@ mod tests {
         cache.truncate(1);
         cache.truncate(3);
         assert_eq!(cache.keys(), rows[..heads * dim]);
+    }
+
+    #[test]
+    fn a_path_is_kept_one_position_behind_the_other() {
+        let (heads, dim) = (2, 40);
+        let row = heads * dim;
+        let rows: Vec<f32> = (0..6 * row).map(|i| i as f32).collect();
+        let negative: Vec<f32> = rows.iter().map(|x| -x).collect();
+        for path in [&[][..], &[0], &[3], &[0, 1], &[1, 2, 3], &[0, 2], &[0, 1, 2, 3]] {
+            let (mut cache, mut want) = (KvCache::new(heads, dim, 7).unwrap(), KvCache::new(heads, dim, 9).unwrap());
+            cache.append(&rows, &negative);
+            cache.keep(2, path);
+            want.append(&rows[..2 * row], &negative[..2 * row]);
+            for at in path.iter().map(|at| (2 + at) * row) {
+                want.append(&rows[at..at + row], &negative[at..at + row]);
+            }
+            assert_eq!((cache.len(), cache.keys(), cache.values()), (2 + path.len(), want.keys(), want.values()));
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod matmul;
 pub mod mlp;
 pub mod moe;
 pub mod norm;
+pub mod paths;
 mod prefetch;
 pub mod rope;
 mod tile;
@@ -26,6 +27,7 @@ pub use matmul::Linear;
 pub use mlp::Mlp;
 pub use moe::Moe;
 pub use norm::RmsNorm;
+pub use paths::Paths;
 pub use rope::Rope;
 
 pub(crate) use undraft::cpu::AlignedBuffer;

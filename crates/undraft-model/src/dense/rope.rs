@@ -20,14 +20,19 @@ impl Rope {
     }
 
     /// Cosines, then sines, of positions `start..`: as many rows of [`Rope::dim`] as `table` has room for.
+    pub fn table(&self, start: usize, table: &mut [f32]) {
+        self.table_of(start.., table);
+    }
+
+    /// Cosines, then sines, of some positions, one row of [`Rope::dim`] for each.
     ///
     /// Angles are taken in f64: in f32 they would be off by 4e-3 at position 1e5.
-    pub fn table(&self, start: usize, table: &mut [f32]) {
+    pub fn table_of(&self, positions: impl IntoIterator<Item = usize>, table: &mut [f32]) {
         let half = self.frequencies.len();
-        for (t, row) in table.chunks_exact_mut(2 * half).enumerate() {
+        for (position, row) in positions.into_iter().zip(table.chunks_exact_mut(2 * half)) {
             let (cos, sin) = row.split_at_mut(half);
             for (i, frequency) in self.frequencies.iter().enumerate() {
-                let (s, c) = ((start + t) as f64 * frequency).sin_cos();
+                let (s, c) = (position as f64 * frequency).sin_cos();
                 (cos[i], sin[i]) = (c as f32, s as f32);
             }
         }

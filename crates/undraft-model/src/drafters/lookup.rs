@@ -13,12 +13,15 @@ pub struct LookupOptions {
 }
 
 impl LookupOptions {
+    /// The longest n-gram that can be looked up.
+    pub const LONGEST: usize = 16;
+
     /// N-grams of `min_ngram..=max_ngram` tokens. Longer ones are right more often and found less often.
     ///
     /// # Errors
     /// [`ModelError::LookupOptions`] unless `1 <= min_ngram <= max_ngram <= 16`.
     pub fn new(min_ngram: usize, max_ngram: usize) -> Result<Self> {
-        if !(1 <= min_ngram && min_ngram <= max_ngram && max_ngram <= 16) {
+        if !(1 <= min_ngram && min_ngram <= max_ngram && max_ngram <= Self::LONGEST) {
             return Err(ModelError::LookupOptions { min_ngram, max_ngram });
         }
         Ok(Self { max_ngram, min_ngram })

@@ -1,19 +1,63 @@
 //! Who guesses the next tokens.
 //!
 //! A drafter only ever guesses: what is generated depends on the model, the prompt and the sampling parameters alone.
+//!
+//! | drafter | guesses |
+//! | --- | --- |
+//! | [`LookupDrafter`] | what followed the present n-gram when it last occurred |
+//! | [`MtpDrafter`] | a chain from the model's own head for the token after the next |
+//! | [`MtpTreeDrafter`] | a tree from that head |
+//! | [`LookupFirst`] | by lookup where a long n-gram occurred before, else what another drafter guesses |
+//! | [`Adaptive`] | what another drafter guesses, as many as pay; none where none do |
+//! | [`ScriptedDrafter`] | what a closure says |
 
+pub mod adaptive;
+mod drafts;
 pub mod lookup;
+mod lookup_first;
 mod mtp;
 mod scripted;
 
+pub use adaptive::{Adaptive, AdaptiveReport};
+pub use drafts::Drafts;
 pub use lookup::{LookupDrafter, LookupOptions};
-pub use mtp::MtpDrafter;
+pub use lookup_first::LookupFirst;
+pub use mtp::{MtpDrafter, MtpTreeDrafter};
 pub use scripted::ScriptedDrafter;
 
 use crate::error::Result;
 
-/// Takes a token for a position from a drafter's logits, as the generation samples.
-pub type Choose<'a> = dyn FnMut(u64, &[f32]) -> Result<u32> + 'a;
+/// Takes tokens from a drafter's logits, as the generation samples.
+pub trait Choose {
+    /// The token of a position.
+    ///
+    /// # Errors
+    /// That of the sampler, or for a position that is not to be drafted.
+    fn token(&mut self, position: u64, logits: &[f32]) -> Result<u32>;
+
+    /// Clears `candidates` and fills it with up to `width` tokens that the position may get, the likeliest first.
+    ///
+    /// # Errors
+    /// As [`Choose::token`].
+    fn candidates(
+        &mut self,
+        position: u64,
+        logits: &[f32],
+        width: usize,
+        candidates: &mut Vec<Candidate>,
+    ) -> Result<()>;
+}
+
+pub use crate::sampling::Candidate;
+
+/// How many drafts are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftLimits {
+    /// Drafts in all, at least 1.
+    pub max_drafts: usize,
+    /// Drafts behind one another, `1..=max_drafts`: the length of a chain, the depth of a tree.
+    pub max_depth: usize,
+}
 
 /// Guesses how a sequence goes on.
 pub trait Drafter {
@@ -35,12 +79,28 @@ pub trait Drafter {
     /// The drafter's.
     fn observe(&mut self, hidden: &[f32], next_tokens: &[u32]) -> Result<()>;
 
-    /// Clears `drafts` and fills it with up to `max_drafts` guesses for the tokens behind those known. A guess from
+    /// Fills `drafts`, which are empty, with guesses for the tokens behind those known: a chain or a tree. A guess from
     /// logits is taken through `choose`, with its position in the sequence; any other counts as certain.
     ///
     /// # Errors
     /// The drafter's, or that of `choose`.
-    fn propose(&mut self, max_drafts: usize, choose: &mut Choose<'_>, drafts: &mut Vec<u32>) -> Result<()>;
+    fn propose(&mut self, limits: DraftLimits, choose: &mut dyn Choose, drafts: &mut Drafts) -> Result<()>;
+}
+
+/// Passes everything on.
+impl<D: Drafter + ?Sized> Drafter for Box<D> {
+    fn begin(&mut self, first_token: u32) -> Result<()> {
+        (**self).begin(first_token)
+    }
+    fn reserve(&mut self, num_tokens: usize) {
+        (**self).reserve(num_tokens);
+    }
+    fn observe(&mut self, hidden: &[f32], next_tokens: &[u32]) -> Result<()> {
+        (**self).observe(hidden, next_tokens)
+    }
+    fn propose(&mut self, limits: DraftLimits, choose: &mut dyn Choose, drafts: &mut Drafts) -> Result<()> {
+        (**self).propose(limits, choose, drafts)
+    }
 }
 
 impl Drafter for LookupDrafter {
@@ -56,8 +116,8 @@ impl Drafter for LookupDrafter {
         self.extend(next_tokens);
         Ok(())
     }
-    fn propose(&mut self, max_drafts: usize, _choose: &mut Choose<'_>, drafts: &mut Vec<u32>) -> Result<()> {
-        LookupDrafter::propose(self, max_drafts, drafts);
+    fn propose(&mut self, limits: DraftLimits, _choose: &mut dyn Choose, drafts: &mut Drafts) -> Result<()> {
+        LookupDrafter::propose(self, limits.max_depth, drafts.begin_chain());
         Ok(())
     }
 }

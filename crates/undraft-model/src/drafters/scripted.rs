@@ -1,22 +1,38 @@
 //! Drafts that a test dictates.
 
-use super::{Choose, Drafter};
+use super::{Choose, DraftLimits, Drafter, Drafts};
 use crate::error::Result;
 
-/// Asks a closure for the drafts: it gets the tokens known so far and how many drafts are wanted.
+/// Asks a closure for the drafts: it gets the tokens known so far and how many drafts are wanted, and gives a chain
+/// (`Vec<u32>`) or [`Drafts`].
+///
+/// A chain is asked for with [`DraftLimits::max_depth`], a tree with [`DraftLimits::max_drafts`]: see
+/// [`ScriptedDrafter::trees`].
 pub struct ScriptedDrafter<F> {
     tokens: Vec<u32>,
     script: F,
+    trees: bool,
 }
 
-impl<F: FnMut(&[u32], usize) -> Vec<u32>> ScriptedDrafter<F> {
-    /// A drafter that follows `script`.
-    pub fn new(script: F) -> Self {
-        Self { tokens: Vec::new(), script }
+impl<F> ScriptedDrafter<F> {
+    /// A drafter that follows `script`, which is asked for chains.
+    pub fn new<D: Into<Drafts>>(script: F) -> Self
+    where
+        F: FnMut(&[u32], usize) -> D,
+    {
+        Self { tokens: Vec::new(), script, trees: false }
+    }
+
+    /// A drafter that follows `script`, which is asked for trees.
+    pub fn trees<D: Into<Drafts>>(script: F) -> Self
+    where
+        F: FnMut(&[u32], usize) -> D,
+    {
+        Self { tokens: Vec::new(), script, trees: true }
     }
 }
 
-impl<F: FnMut(&[u32], usize) -> Vec<u32>> Drafter for ScriptedDrafter<F> {
+impl<D: Into<Drafts>, F: FnMut(&[u32], usize) -> D> Drafter for ScriptedDrafter<F> {
     fn begin(&mut self, first_token: u32) -> Result<()> {
         self.tokens.clear();
         self.tokens.push(first_token);
@@ -26,9 +42,9 @@ impl<F: FnMut(&[u32], usize) -> Vec<u32>> Drafter for ScriptedDrafter<F> {
         self.tokens.extend_from_slice(next_tokens);
         Ok(())
     }
-    fn propose(&mut self, max_drafts: usize, _choose: &mut Choose<'_>, drafts: &mut Vec<u32>) -> Result<()> {
-        drafts.clear();
-        drafts.extend((self.script)(&self.tokens, max_drafts).into_iter().take(max_drafts));
+    fn propose(&mut self, limits: DraftLimits, _choose: &mut dyn Choose, drafts: &mut Drafts) -> Result<()> {
+        let wanted = if self.trees { limits.max_drafts } else { limits.max_depth };
+        *drafts = (self.script)(&self.tokens, wanted).into();
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use super::gdn::{Gdn, GdnScratch};
 use super::trace::Trace;
 use crate::dense::mlp::MlpScratch;
 use crate::dense::moe::MoeScratch;
-use crate::dense::{AlignedBuffer, Compute, Mlp, Moe, RmsNorm};
+use crate::dense::{AlignedBuffer, Compute, Mlp, Moe, Paths, RmsNorm};
 
 /// `x += mixer(input_norm(x)); x += mlp(post_norm(x))`.
 #[derive(Debug)]
@@ -88,6 +88,8 @@ pub(super) struct Pass<'a> {
     pub(super) compute: &'a Compute,
     /// Cosines and sines of the tokens' positions, `[n, rotary_dim]`.
     pub(super) rope: &'a [f32],
+    /// The tree whose last tokens these are; none where each token follows the one before it.
+    pub(super) paths: Option<&'a Paths>,
     pub(super) trace: Option<&'a mut Trace>,
     /// The layer that is being run, counted over all layers.
     pub(super) layer: usize,

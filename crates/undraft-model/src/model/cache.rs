@@ -5,7 +5,7 @@ use undraft::{LayerDims, PoolConfig, Slot, StatePool};
 use super::Model;
 use super::block::Mixer;
 use super::window::Window;
-use crate::dense::KvCache;
+use crate::dense::{KvCache, Paths};
 use crate::error::{ModelError, Result};
 
 /// Sizes of a [`HybridCache`].
@@ -26,6 +26,8 @@ pub struct HybridCache {
     kv: Vec<KvCache>,
     len: usize,
     capacity: usize,
+    /// Of the tree that is being verified.
+    paths: Paths,
 }
 
 impl HybridCache {
@@ -46,7 +48,7 @@ impl HybridCache {
         let pool = PoolConfig::new(layers, 1, cache.max_window);
         let mut pool = StatePool::new(model.device(), pool)?;
         let slot = pool.alloc()?;
-        Ok(Self { model_id: model.id, pool, slot, kv, len: 0, capacity: cache.capacity })
+        Ok(Self { model_id: model.id, pool, slot, kv, len: 0, capacity: cache.capacity, paths: Paths::default() })
     }
 
     /// Positions held.
@@ -71,7 +73,17 @@ impl HybridCache {
 
     /// Bytes: keys and values at capacity, states and logs.
     pub fn memory(&self) -> usize {
-        self.kv.iter().map(KvCache::memory).sum::<usize>() + self.pool.memory_per_slot().total()
+        self.kv_memory() + self.state_memory()
+    }
+
+    /// Bytes of keys and values at capacity.
+    pub fn kv_memory(&self) -> usize {
+        self.kv.iter().map(KvCache::memory).sum()
+    }
+
+    /// Bytes of the recurrent and convolution states and their logs.
+    pub fn state_memory(&self) -> usize {
+        self.pool.memory_per_slot().total()
     }
 
     /// Back to an empty sequence, whatever went wrong before.
@@ -114,13 +126,43 @@ impl HybridCache {
         check_room(self.len, more, self.capacity)
     }
 
-    /// Opens a window of `num_tokens`; one that is `final_` is prefill and cannot be taken back.
-    pub(super) fn open(&mut self, num_tokens: usize, final_: bool) -> Result<Window<'_>> {
-        let Self { pool, slot, kv, len, .. } = self;
-        let round =
-            if final_ { pool.begin_final(&[*slot], &[num_tokens]) } else { pool.begin(&[*slot], &[num_tokens]) };
-        Ok(Window::new(round?, kv, len))
+    /// Opens a window.
+    pub(super) fn open(&mut self, kind: Kind<'_>) -> Result<Window<'_>> {
+        let Self { pool, slot, kv, len, paths, .. } = self;
+        let slots = [*slot];
+        let (round, paths) = match kind {
+            Kind::Prefill { num_tokens } => (pool.begin_prefill(&slots, &[num_tokens])?, None),
+            Kind::Chain { num_tokens } => (pool.begin(&slots, &[num_tokens])?, None),
+            Kind::Tree { parents } => {
+                set_paths(paths, parents)?;
+                (pool.begin_tree(&slots, &[parents])?, Some(&*paths))
+            }
+        };
+        Ok(Window::new(round, kv, len, paths))
     }
+}
+
+/// What a window is opened for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind<'a> {
+    /// Tokens that all stay and cannot be taken back.
+    Prefill { num_tokens: usize },
+    /// Tokens one behind the other.
+    Chain { num_tokens: usize },
+    /// Tokens behind their parents, -1 for what is committed.
+    Tree { parents: &'a [i32] },
+}
+
+fn set_paths(paths: &mut Paths, parents: &[i32]) -> Result<()> {
+    paths.clear();
+    for (index, &parent) in parents.iter().enumerate() {
+        let refused = ModelError::TreeParent { index, found: i64::from(parent) };
+        paths.push(match parent {
+            -1 => None,
+            _ => Some(usize::try_from(parent).ok().filter(|&parent| parent < index).ok_or(refused)?),
+        });
+    }
+    Ok(())
 }
 
 pub(super) fn check_capacity(found: usize, max: usize) -> Result<()> {

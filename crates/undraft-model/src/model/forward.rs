@@ -80,6 +80,16 @@ impl Forward {
         }
     }
 
+    /// Keeps some tokens of a call that gave logits of all; `tokens` rises.
+    pub(crate) fn keep(&mut self, tokens: &[usize]) {
+        for (to, &from) in tokens.iter().enumerate().filter(|&(to, &from)| to != from) {
+            let (hidden, logits) = (self.hidden_size, self.vocab_size);
+            self.hidden.copy_within(from * hidden..(from + 1) * hidden, to * hidden);
+            self.logits.copy_within(from * logits..(from + 1) * logits, to * logits);
+        }
+        (self.num_tokens, self.num_logits) = (tokens.len(), tokens.len());
+    }
+
     /// Ends a call whose hidden states of `num_tokens` tokens are there.
     pub(super) fn end(&mut self, compute: &Compute, head: &Linear, num_tokens: usize, logits: Logits) {
         let num_logits = match logits {

@@ -80,7 +80,7 @@ impl GatedAttention {
         let queries = Rotation { norm: &self.q_norm, rope, rotary_dim, stride: 2 * self.head_dim, scale };
         queries.run(pass.compute, query_and_gate, query);
         kv.append(rotated_key, value);
-        attend(pass.compute, kv, self.num_heads, query, attended);
+        attend(pass.compute, kv, pass.paths, self.num_heads, query, attended);
         gate(pass.compute, self.head_dim, query_and_gate, attended);
         self.o_proj.forward(pass.compute, attended, out);
     }

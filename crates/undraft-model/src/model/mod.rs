@@ -24,6 +24,7 @@ mod gated_attention;
 mod gdn;
 mod load;
 mod mtp;
+mod mtp_tree;
 mod trace;
 mod window;
 
@@ -33,13 +34,15 @@ use std::sync::Arc;
 use undraft::{Device, Round};
 
 use crate::config::ModelConfig;
-use crate::dense::{Compute, KvCache, Linear, RmsNorm, Rope};
+use crate::dense::{Compute, KvCache, Linear, Paths, RmsNorm, Rope};
 use crate::error::{ModelError, Result};
 use block::{Block, Mixer, Pass};
 
+use cache::Kind;
 pub use cache::{CacheConfig, HybridCache};
 pub use forward::{Forward, Logits};
 pub use mtp::{DraftStep, MtpCache, MtpHead};
+pub use mtp_tree::{Rank, TreeShape};
 pub use trace::Trace;
 pub use window::{Chunk, Window};
 
@@ -48,8 +51,9 @@ pub const PREFILL_CHUNK: usize = 256;
 
 /// A hybrid language model, ready to run.
 ///
-/// Prefill, decode and verify are the same arithmetic: a token's logits, states, keys and values are the same bits
-/// whichever of them it goes through, on any instruction set and number of threads of one machine.
+/// Decode and verify, of a chain or a tree, are the same arithmetic: a token's logits, states, keys and values are the same
+/// bits whichever of them it goes through, on any instruction set and number of threads of one machine. Prefill runs the
+/// recurrence in its matrix form: deterministic and close, not those bits.
 #[derive(Debug)]
 pub struct Model {
     /// Tells this model's caches from those of others.
@@ -111,7 +115,9 @@ impl Model {
 
     /// Runs a prompt, or the next part of one, through the model; it cannot be taken back.
     ///
-    /// Tokens go through in chunks of [`PREFILL_CHUNK`]; `each_chunk` sees what every chunk gave (`out` keeps that of
+    /// The recurrence runs in its matrix form, whose chunks begin at multiples of 64 positions: a prompt that is cut into
+    /// several calls there gives the same bits as in one. Tokens go through up to multiples of [`PREFILL_CHUNK`];
+    /// `each_chunk` sees what every chunk gave (`out` keeps that of
     /// the last one). With [`Logits::Last`] the last chunk alone has logits, those of the last token.
     ///
     /// # Errors
@@ -130,10 +136,13 @@ impl Model {
         }
         self.check(cache, tokens)?;
         let mut done = 0;
-        for chunk in tokens.chunks(PREFILL_CHUNK) {
+        while done < tokens.len() {
+            // Up to the next multiple, whatever the cache holds.
+            let len = PREFILL_CHUNK - cache.len() % PREFILL_CHUNK;
+            let chunk = &tokens[done..(done + len).min(tokens.len())];
             let is_last = done + chunk.len() == tokens.len();
             let logits = if logits == Logits::Last && !is_last { Logits::None } else { logits };
-            let mut window = cache.open(chunk.len(), true)?;
+            let mut window = cache.open(Kind::Prefill { num_tokens: chunk.len() })?;
             window.run(self, chunk, logits, out)?;
             window.commit(chunk.len())?;
             let range = done..done + chunk.len();
@@ -151,7 +160,32 @@ impl Model {
     /// a window that is too long; the cache is then as it was.
     pub fn verify<'c>(&self, cache: &'c mut HybridCache, tokens: &[u32], out: &mut Forward) -> Result<Window<'c>> {
         self.check(cache, tokens)?;
-        let mut window = cache.open(tokens.len(), false)?;
+        let mut window = cache.open(Kind::Chain { num_tokens: tokens.len() })?;
+        window.run(self, tokens, Logits::All, out)?;
+        Ok(window)
+    }
+
+    /// [`Model::verify`] for a tree: token `i` follows token `parents[i]`, which comes before it, or what is committed
+    /// where that is -1. Its position is the cache's length plus the number of tokens before it on its path; it sees what is
+    /// committed and its path, so that what `out` gets of it is, bit for bit, what decoding its path gives.
+    ///
+    /// [`Window::commit_path`] says which path stays. A tree needs as much room in the cache as it has tokens.
+    ///
+    /// # Errors
+    /// As [`Model::verify`], [`ModelError::TreeParents`] for another number of parents than tokens, and
+    /// [`ModelError::TreeParent`].
+    pub fn verify_tree<'c>(
+        &self,
+        cache: &'c mut HybridCache,
+        tokens: &[u32],
+        parents: &[i32],
+        out: &mut Forward,
+    ) -> Result<Window<'c>> {
+        self.check(cache, tokens)?;
+        if parents.len() != tokens.len() {
+            return Err(ModelError::TreeParents { found: parents.len(), num_tokens: tokens.len() });
+        }
+        let mut window = cache.open(Kind::Tree { parents })?;
         window.run(self, tokens, Logits::All, out)?;
         Ok(window)
     }
@@ -170,11 +204,10 @@ impl Model {
         cache.check_room(tokens.len())
     }
 
-    /// All blocks over some tokens at positions `start..`, which were checked.
+    /// All blocks over some tokens, which were checked.
     fn run(
         &self,
-        tokens: &[u32],
-        start: usize,
+        Placed { tokens, start, paths }: Placed<'_>,
         round: &mut Round<'_>,
         kv: &mut [KvCache],
         logits: Logits,
@@ -189,9 +222,13 @@ impl Model {
         let size = n * hidden_size;
         let (x, h, delta) = (work.x.resized(size), work.h.resized(size), work.delta.resized(size));
         let rope = work.rope.resized(n * self.rope.dim());
-        self.rope.table(start, rope);
+        match paths {
+            Some(paths) => self.rope.table_of((0..n).map(|token| start + paths.depth(token)), rope),
+            None => self.rope.table(start, rope),
+        }
         embed(&self.embed, tokens, x);
-        let mut pass = Pass { device: &self.device, compute: &self.compute, rope, trace: trace.as_mut(), layer: 0 };
+        let (device, compute) = (&self.device, &self.compute);
+        let mut pass = Pass { device, compute, rope, paths, trace: trace.as_mut(), layer: 0 };
         pass.record("embedding", x);
 
         let mut kv = kv.iter_mut();
@@ -216,6 +253,14 @@ impl Model {
         out.end(&self.compute, &self.head, n, logits);
         Ok(())
     }
+}
+
+/// Tokens behind `start` positions: one behind the other, or a tree.
+#[derive(Clone, Copy)]
+struct Placed<'a> {
+    tokens: &'a [u32],
+    start: usize,
+    paths: Option<&'a Paths>,
 }
 
 /// Rows of the embedding, `[n, hidden_size]`.

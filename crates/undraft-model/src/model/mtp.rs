@@ -11,8 +11,9 @@ use undraft::Device;
 use super::block::{Block, Pass, Workspace};
 use super::cache::{check_capacity, check_room};
 use super::gated_attention::GatedAttention;
+use super::mtp_tree::TreeScratch;
 use super::{PREFILL_CHUNK, check_tokens};
-use crate::dense::{AlignedBuffer, Compute, KvCache, Linear, RmsNorm, Rope};
+use crate::dense::{AlignedBuffer, Compute, KvCache, Linear, Paths, RmsNorm, Rope};
 use crate::error::{ModelError, Result};
 
 /// The head; embedding and output head are the trunk's.
@@ -36,21 +37,22 @@ pub struct MtpHead {
 /// Pairs of one sequence, and scratch memory.
 #[derive(Debug)]
 pub struct MtpCache {
-    model_id: u64,
-    kv: KvCache,
+    pub(super) model_id: u64,
+    pub(super) kv: KvCache,
     /// State of the last true pair behind the head's norm, `[H]`.
-    last: Vec<f32>,
+    pub(super) last: Vec<f32>,
     /// The same of a draft's last step.
     own: Vec<f32>,
-    scratch: Scratch,
+    pub(super) scratch: Scratch,
+    pub(super) tree: TreeScratch,
 }
 
 #[derive(Debug, Default)]
-struct Scratch {
+pub(super) struct Scratch {
     embedding: AlignedBuffer,
     /// What `fc` reads, `[n, 2 H]`.
     pairs: AlignedBuffer,
-    logits: AlignedBuffer,
+    pub(super) logits: AlignedBuffer,
     work: Workspace,
 }
 
@@ -119,6 +121,7 @@ impl MtpHead {
             last: vec![0.0; hidden_size],
             own: vec![0.0; hidden_size],
             scratch: Scratch::default(),
+            tree: TreeScratch::default(),
         })
     }
 
@@ -143,7 +146,7 @@ impl MtpHead {
         check_room(cache.len(), next_tokens.len(), cache.capacity())?;
         for (hidden, tokens) in hidden.chunks(PREFILL_CHUNK * hidden_size).zip(next_tokens.chunks(PREFILL_CHUNK)) {
             self.join(&mut cache.scratch, hidden, tokens);
-            self.run(&mut cache.scratch, &mut cache.kv, tokens.len(), &mut cache.last);
+            self.run(&mut cache.scratch, &mut cache.kv, tokens.len(), None, &mut cache.last);
         }
         Ok(())
     }
@@ -190,7 +193,7 @@ impl MtpHead {
                     break;
                 }
                 self.join(scratch, own, &[token]);
-                self.run(scratch, kv, 1, own);
+                self.run(scratch, kv, 1, None, own);
             }
             let logits = scratch.logits.resized(self.head.out_features());
             self.head.forward(&self.compute, own, logits);
@@ -203,7 +206,7 @@ impl MtpHead {
     }
 
     /// Puts embeddings and states side by side, each behind its norm.
-    fn join(&self, scratch: &mut Scratch, hidden: &[f32], tokens: &[u32]) {
+    pub(super) fn join(&self, scratch: &mut Scratch, hidden: &[f32], tokens: &[u32]) {
         let hidden_size = self.fc.out_features();
         let embedding = scratch.embedding.resized(hidden_size);
         let pairs = scratch.pairs.resized(tokens.len() * 2 * hidden_size).chunks_exact_mut(2 * hidden_size);
@@ -215,20 +218,38 @@ impl MtpHead {
         }
     }
 
-    /// Runs the block over `n` joined pairs behind those of `kv`; `out` gets the state of the last one.
-    fn run(&self, scratch: &mut Scratch, kv: &mut KvCache, n: usize, out: &mut [f32]) {
+    /// Runs the block over `n` joined pairs behind those of `kv`; `out` `[m, H]` gets the states of the last m. With
+    /// `paths` the pairs are the last n of a tree.
+    pub(super) fn run(
+        &self,
+        scratch: &mut Scratch,
+        kv: &mut KvCache,
+        n: usize,
+        paths: Option<&Paths>,
+        out: &mut [f32],
+    ) {
         let hidden_size = self.fc.out_features();
+        let num_out = out.len() / hidden_size;
         let (Scratch { pairs, work, .. }, compute) = (scratch, &self.compute);
-        let (x, h, delta) =
-            (work.x.resized(n * hidden_size), work.h.resized(n * hidden_size), work.delta.resized(hidden_size));
+        let (x, h, delta) = (
+            work.x.resized(n * hidden_size),
+            work.h.resized(n * hidden_size),
+            work.delta.resized(num_out * hidden_size),
+        );
         self.fc.forward(compute, &pairs[..n * 2 * hidden_size], x);
         let rope = work.rope.resized(n * self.rope.dim());
-        self.rope.table(kv.len(), rope);
-        let mut pass = Pass { device: &self.device, compute, rope, trace: None, layer: 0 };
+        match paths {
+            Some(paths) => {
+                let committed = kv.len() + n - paths.len();
+                self.rope.table_of((paths.len() - n..paths.len()).map(|token| committed + paths.depth(token)), rope);
+            }
+            None => self.rope.table(kv.len(), rope),
+        }
+        let mut pass = Pass { device: &self.device, compute, rope, paths, trace: None, layer: 0 };
         self.block.input_norm.forward(compute, x, h);
-        self.block.mixer.forward(&mut pass, h, 1, kv, &mut work.attention, delta);
-        // Of the earlier pairs nothing but keys and values is needed.
-        let (x, h) = (&mut x[(n - 1) * hidden_size..], &mut h[..hidden_size]);
+        self.block.mixer.forward(&mut pass, h, num_out, kv, &mut work.attention, delta);
+        // Of the other pairs nothing but keys and values is needed.
+        let (x, h) = (&mut x[(n - num_out) * hidden_size..], &mut h[..num_out * hidden_size]);
         self.block.post_norm.add_forward(compute, x, delta, h);
         self.block.mlp.forward(compute, h, &mut work.mlp, delta);
         self.norm.add_forward(compute, x, delta, out);

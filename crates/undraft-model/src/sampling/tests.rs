@@ -162,6 +162,50 @@ fn naive_draw(logits: &[f32], kept: &[(u32, f64)], temperature: f64, seed: u64, 
 
 proptest! {
     #[test]
+    fn candidates_are_the_best_of_a_full_ranking(
+        logits in prop::collection::vec(-12i32..12, 1..300),
+        temperature in 0.05f64..3.0, top_k in 0usize..50, top_p in 0.05f64..1.2,
+        width in 0usize..12, seed: u64, position: u64,
+    ) {
+        // Halves, so that some are equal.
+        let mut logits: Vec<f32> = logits.iter().map(|&x| x as f32 * 0.5).collect();
+        if logits.len() > 2 {
+            logits[1] = f32::NEG_INFINITY;
+        }
+        let max = logits.iter().fold(f32::NEG_INFINITY, |max, &x| max.max(x));
+        for temperature in [0.0, temperature] {
+            let mut sampler = sampler(temperature, top_k, top_p.min(1.0), seed);
+            let mut got = Vec::new();
+            sampler.candidates(&logits, position, width, &mut got).unwrap();
+            let mut noise = GumbelNoise::new(seed, position);
+            let mut all: Vec<(u32, f64)> = if temperature == 0.0 {
+                (0..).zip(&logits).map(|(id, &x)| (id, f64::from(x - max))).filter(|(_, x)| x.is_finite()).collect()
+            } else {
+                let kept = probabilities(&mut sampler, &logits);
+                let score = |id: u32| f64::from(logits[id as usize] - max) / temperature;
+                // Without filters tokens that are never drawn are listed with probability 0.
+                let kept = kept.iter().filter(|&&(id, _)| score(id) > f64::NEG_INFINITY);
+                kept.map(|&(id, _)| (id, score(id) + GumbelNoise::gumbel(noise.bits(id)))).collect()
+            };
+            all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            if temperature > 0.0 {
+                all.truncate(width.max(8));
+            }
+            let total: f64 = all.iter().map(|(_, x)| (x - all[0].1).exp()).sum();
+            let want = all.iter().take(width);
+            prop_assert_eq!(got.len(), want.len());
+            for (got, (id, score)) in got.iter().zip(want) {
+                prop_assert_eq!(got.token, *id);
+                let weight = score - all[0].1 - total.ln();
+                prop_assert!((got.log_weight - weight).abs() < 1e-5 && got.log_weight <= 0.0, "{:?} {}", got, weight);
+            }
+            if let Some(first) = got.first() {
+                prop_assert_eq!(first.token, sampler.sample(&logits, position).unwrap());
+            }
+        }
+    }
+
+    #[test]
     fn short_cuts_change_no_draw(
         logits in prop::collection::vec(-12.0f32..12.0, 1..400),
         temperature in 0.05f64..3.0, top_k in 0usize..50, top_p in 0.05f64..1.2, seed: u64, position: u64,

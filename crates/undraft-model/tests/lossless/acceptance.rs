@@ -1,7 +1,7 @@
 //! A drafter that is wrong is harmless, so its guesses are compared too: rounds of the MTP head over the golden prompts.
 
 use serde_json::Value;
-use undraft_model::drafters::MtpDrafter;
+use undraft_model::drafters::{Drafts, MtpDrafter};
 
 use super::trace::{Bench, Observed, Run, options};
 use super::{GOLDEN_MTP, count, golden, greedy, ids, load};
@@ -53,7 +53,7 @@ fn check_trace(rounds: &[Observed], prompt_len: usize, want: &[Value], what: &st
         let round = &rounds[number];
         let what = format!("{what}, round {number}");
         assert_eq!(want["at"].as_u64(), Some(last as u64), "{what}");
-        assert_eq!(round.drafts, ids(&want["drafts"]), "{what}");
+        assert_eq!(round.drafts, Drafts::from(ids(&want["drafts"])), "{what}");
         assert_eq!(want["accepted"].as_u64(), Some(round.accepted as u64), "{what}");
         assert_eq!(want["next"].as_u64(), round.tokens.last().map(|&token| u64::from(token)), "{what}");
         last += round.tokens.len();

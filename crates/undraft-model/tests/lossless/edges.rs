@@ -48,7 +48,7 @@ fn a_stop_token_ends_the_text_anywhere_in_a_window() {
                     check_all(&mut bench, &reference, &speculative, &format!("{path}, stop at {i}"));
                     // The rest of the text is drafted behind the stop token as well.
                     let mut drafter = ScriptedDrafter::new(|known: &[u32], k| {
-                        endless[known.len() - prompt.len()..].iter().copied().take(k).collect()
+                        endless[known.len() - prompt.len()..].iter().copied().take(k).collect::<Vec<_>>()
                     });
                     bench.check(&reference, &speculative, &mut drafter, "drafts beyond the end");
                 }

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use undraft_model::drafters::{Choose, Drafter, MtpDrafter, ScriptedDrafter};
+use undraft_model::drafters::{Choose, DraftLimits, Drafter, Drafts, MtpDrafter, ScriptedDrafter};
 use undraft_model::error::{ModelError, Result};
 use undraft_model::generate::{Acceptance, GenerateOptions, Observer, Quiet, RoundInfo, generate};
 use undraft_model::model::{CacheConfig, HybridCache};
@@ -43,8 +43,8 @@ impl Drafter for Failing<'_> {
         self.known += next_tokens.len();
         self.call("observe")
     }
-    fn propose(&mut self, max_drafts: usize, _choose: &mut Choose<'_>, drafts: &mut Vec<u32>) -> Result<()> {
-        drafts.extend(self.tokens[self.known..].iter().take(max_drafts));
+    fn propose(&mut self, limits: DraftLimits, _choose: &mut dyn Choose, drafts: &mut Drafts) -> Result<()> {
+        self.tokens[self.known..].iter().take(limits.max_depth).for_each(|&token| drafts.push(token));
         self.call("propose")
     }
 }
@@ -126,9 +126,9 @@ impl Drafter for Chooser {
         self.num_known += next_tokens.len();
         Ok(())
     }
-    fn propose(&mut self, _max_drafts: usize, choose: &mut Choose<'_>, drafts: &mut Vec<u32>) -> Result<()> {
+    fn propose(&mut self, _limits: DraftLimits, choose: &mut dyn Choose, drafts: &mut Drafts) -> Result<()> {
         for i in 0..self.calls {
-            let token = choose((self.num_known + i).wrapping_add(self.shift) as u64, &self.logits)?;
+            let token = choose.token((self.num_known + i).wrapping_add(self.shift) as u64, &self.logits)?;
             drafts.push(self.draft.unwrap_or(token));
         }
         Ok(())
@@ -186,7 +186,7 @@ fn prompts_and_options_are_checked() {
     let mut bench = Bench::with_capacity(&model, 20);
     let prompt = random_tokens(&model, 44, 21);
     let mut run = |prompt: &[u32], options: &GenerateOptions| {
-        let mut drafter = ScriptedDrafter::new(|_: &[u32], _| vec![]);
+        let mut drafter = ScriptedDrafter::new(|_: &[u32], _| Drafts::new());
         generate(&model, &mut bench.cache, prompt, options, Some(&mut drafter), &mut Quiet)
     };
     let good = options(&greedy(), 4, 3);
@@ -250,7 +250,7 @@ fn an_observer_that_changes_the_cache_does_no_harm_to_the_next() {
     let prompt = random_tokens(&model, 46, 12);
     let reference = bench.plain(&prompt, &options(&sampled(3), 0, 40));
     let mut rng = Rng::new(4);
-    let mut drafter = ScriptedDrafter::new(|_: &[u32], k| (0..k).map(|_| rng.below(512) as u32).collect());
+    let mut drafter = ScriptedDrafter::new(|_: &[u32], k| (0..k).map(|_| rng.below(512) as u32).collect::<Vec<_>>());
     let mut out = undraft_model::model::Forward::new();
     let mut fill = Meddler(|cache: &mut HybridCache| {
         while cache.len() < cache.capacity() {

@@ -9,7 +9,9 @@ mod plain;
 mod rejection;
 mod scripted;
 mod scripts;
+mod together;
 mod trace;
+mod trees;
 
 use serde_json::Value;
 use undraft::Device;
@@ -29,10 +31,16 @@ const MTP_TRAINED: usize = 780;
 const MTP_RANDOM: usize = 1300;
 const LOOKUP: usize = 3700;
 const REJECTION: usize = 250;
+const SCRIPTED_TREES: usize = 1000;
+const TREE_ISAS: usize = 100;
+const MTP_TREES: usize = 1000;
+const TOGETHER: usize = 1000;
+const ADAPTIVE: usize = 2000;
 const _: () = {
     let scripted = SCRIPTED_TRAINED + SCRIPTED_NEXT + SCRIPTED_ODD + SCRIPTED_ISAS;
     let drafters = GOLDEN_MTP + MTP_TRAINED + MTP_RANDOM + LOOKUP + REJECTION;
-    assert!(scripted + drafters >= 14_000);
+    let trees = SCRIPTED_TREES + TREE_ISAS + MTP_TREES;
+    assert!(scripted + drafters + trees + TOGETHER + ADAPTIVE >= 14_000);
 };
 
 /// Prints a test's rounds, and asserts that it has not become thin.

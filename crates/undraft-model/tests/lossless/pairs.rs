@@ -1,6 +1,6 @@
 //! What a drafter is told: every true token but the first, with the trunk's state at the position before it.
 
-use undraft_model::drafters::{Choose, Drafter};
+use undraft_model::drafters::{Choose, DraftLimits, Drafter, Drafts};
 use undraft_model::error::Result;
 use undraft_testing::Rng;
 
@@ -29,12 +29,13 @@ impl Drafter for Listener<'_> {
         self.hidden.extend_from_slice(hidden);
         Ok(())
     }
-    fn propose(&mut self, max_drafts: usize, _choose: &mut Choose<'_>, out: &mut Vec<u32>) -> Result<()> {
+    fn propose(&mut self, limits: DraftLimits, _choose: &mut dyn Choose, out: &mut Drafts) -> Result<()> {
+        let max_drafts = limits.max_depth;
         let num_generated = self.tokens.len() - self.reference.prompt.len();
         let truth = &self.reference.tokens[num_generated..];
         // More than asked for: those are cut off.
         let num_right = self.rng.below(max_drafts + 1);
-        *out = drafts(truth, max_drafts + 2, num_right, self.vocab_size, &mut self.rng);
+        *out = drafts(truth, max_drafts + 2, num_right, self.vocab_size, &mut self.rng).into();
         Ok(())
     }
 }
@@ -51,7 +52,9 @@ fn drafters_are_told_every_true_pair() {
             let prompt = &all[..prompt_len];
             let reference = bench.plain(prompt, &options(&sampled(3), 0, 40));
             let sequence = [prompt, &reference.tokens].concat();
-            let hidden = run(&model, &mut cache(&model), &sequence, Mode::Prefill).hidden;
+            let mut cache = cache(&model);
+            let mut hidden = run(&model, &mut cache, prompt, Mode::Prefill).hidden;
+            hidden.extend(run(&model, &mut cache, &reference.tokens, Mode::Decode).hidden);
             for window in [0, 3, 8] {
                 let rng = Rng::new(window as u64);
                 let mut listener =

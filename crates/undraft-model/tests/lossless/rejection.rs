@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use undraft_model::Model;
-use undraft_model::drafters::{Choose, Drafter, LookupDrafter, LookupOptions, MtpDrafter, ScriptedDrafter};
+use undraft_model::drafters::{
+    Choose, DraftLimits, Drafter, Drafts, LookupDrafter, LookupOptions, MtpDrafter, ScriptedDrafter,
+};
 use undraft_model::error::Result;
 use undraft_model::generate::{Acceptance, GenerateOptions, Generation, Quiet, generate};
 use undraft_model::model::{CacheConfig, Forward, HybridCache, Logits};
@@ -85,15 +87,15 @@ impl Drafter for Perturbed<'_> {
         self.tokens.extend_from_slice(next_tokens);
         Ok(())
     }
-    fn propose(&mut self, max_drafts: usize, choose: &mut Choose<'_>, drafts: &mut Vec<u32>) -> Result<()> {
+    fn propose(&mut self, limits: DraftLimits, choose: &mut dyn Choose, drafts: &mut Drafts) -> Result<()> {
         self.cache.reset()?;
         self.model.prefill(&mut self.cache, &self.tokens, Logits::Last, &mut self.out, &mut |_| Ok(()))?;
-        while drafts.len() < max_drafts {
+        while drafts.len() < limits.max_depth {
             let bend = |(id, logit): (usize, &f32)| 0.5 * logit + 0.3 * (id % 3) as f32;
             let logits: Vec<f32> = self.out.logits().iter().enumerate().map(bend).collect();
             let position = (self.tokens.len() + drafts.len()) as u64;
             let certain = self.mixed && position.is_multiple_of(2);
-            let draft = if certain { argmax(&logits) } else { choose(position, &logits)? };
+            let draft = if certain { argmax(&logits) } else { choose.token(position, &logits)? };
             drafts.push(draft);
             self.model.decode(&mut self.cache, draft, &mut self.out)?;
         }

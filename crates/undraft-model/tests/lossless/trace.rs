@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use undraft_model::Model;
 use undraft_model::config::LayerType;
 use undraft_model::dense::KvCache;
-use undraft_model::drafters::Drafter;
+use undraft_model::drafters::{Drafter, Drafts};
 use undraft_model::generate::{Acceptance, Finish, GenerateOptions, Generation, Observer, RoundInfo, generate};
 use undraft_model::model::{CacheConfig, Forward, HybridCache, Logits};
 use undraft_model::sampling::SamplingParams;
@@ -90,7 +90,7 @@ pub enum Look {
 /// A round as it was observed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
-    pub drafts: Vec<u32>,
+    pub drafts: Drafts,
     pub tokens: Vec<u32>,
     pub accepted: usize,
 }
@@ -166,13 +166,18 @@ impl<'r> Checker<'r> {
 
 impl Observer for Checker<'_> {
     fn round(&mut self, round: &RoundInfo<'_>, cache: &mut HybridCache) -> ControlFlow<()> {
-        let RoundInfo { drafts, tokens, logits } = *round;
-        let accepted = drafts.iter().zip(tokens).take_while(|(draft, token)| draft == token).count();
+        let RoundInfo { drafts, accepted, tokens, logits } = *round;
+        let mut node = None;
+        let follow = |token: &&u32| {
+            node = drafts.child(node, **token);
+            node.is_some()
+        };
+        assert_eq!(accepted, tokens.iter().take_while(follow).count(), "{}: {round:?}", self.what);
         // The model's own token comes behind the drafts that stay, unless the text ends with one of those.
         assert!((accepted..=accepted + 1).contains(&tokens.len()) && !tokens.is_empty(), "{}: {round:?}", self.what);
         assert_eq!(logits.len(), tokens.len() * self.vocab_size, "{}", self.what);
         if self.num_tokens > 0 {
-            let (drafts, tokens) = (drafts.to_vec(), tokens.to_vec());
+            let (drafts, tokens) = (drafts.clone(), tokens.to_vec());
             self.rounds.push(Observed { drafts, tokens, accepted });
         } else {
             assert!(drafts.is_empty() && tokens.len() == 1, "{}: {round:?}", self.what);

@@ -32,7 +32,14 @@ impl Case {
         for n in windows {
             let end = start + n;
             cache.append(&self.k[start * kv..end * kv], &self.v[start * kv..end * kv]);
-            attend(compute, &cache, self.num_heads, &self.q[start * row..end * row], &mut out[start * row..end * row]);
+            attend(
+                compute,
+                &cache,
+                None,
+                self.num_heads,
+                &self.q[start * row..end * row],
+                &mut out[start * row..end * row],
+            );
             start = end;
         }
         out
@@ -84,6 +91,64 @@ fn bits_do_not_depend_on_windows_isa_or_threads() {
             }
         }
     }
+}
+
+/// A random tree behind a number of committed positions; token t of it stands at row `committed + t` of the case.
+fn random_tree(rng: &mut Rng, num_tokens: usize) -> Paths {
+    let mut paths = Paths::default();
+    for token in 0..num_tokens {
+        let parent = rng.below(token + 1);
+        paths.push((parent > 0 && !rng.one_in(6)).then(|| parent - 1));
+    }
+    paths
+}
+
+#[test]
+fn a_token_of_a_tree_sees_what_its_path_alone_would_see() {
+    for (seed, kv_heads, group, head_dim) in [(9, 2, 2, 64), (10, 1, 5, 40), (11, 3, 1, 160), (12, 1, 6, 10)] {
+        let positions = 160;
+        let case = Case::new(seed, kv_heads, group, head_dim, positions);
+        let (kv, row) = (kv_heads * head_dim, case.num_heads * head_dim);
+        let mut rng = Rng::new(seed);
+        for isa in Isa::ALL {
+            let Ok(backend) = CpuBackend::with_isa(isa) else { continue };
+            for backend in [backend.clone(), backend.with_executor(Arc::new(ThreadPool::new(2)))] {
+                let compute = Compute::new(&backend);
+                // Trees that lie in one block of keys, over two and over three; behind nothing and behind whole blocks.
+                for (committed, n) in [(0, 9), (5, 12), (60, 8), (64, 7), (70, 90), (127, 3)] {
+                    let paths = random_tree(&mut rng, n);
+                    let end = committed + n;
+                    let mut cache = KvCache::new(kv_heads, head_dim, positions).unwrap();
+                    cache.append(&case.k[..end * kv], &case.v[..end * kv]);
+                    let q = &case.q[committed * row..end * row];
+                    let mut all = vec![f32::NAN; n * row];
+                    attend(&compute, &cache, Some(&paths), case.num_heads, q, &mut all);
+                    // A part of the tree's tokens asks.
+                    let part = n / 2;
+                    let mut last = vec![f32::NAN; (n - part) * row];
+                    attend(&compute, &cache, Some(&paths), case.num_heads, &q[part * row..], &mut last);
+                    assert_eq!(bits(&last), bits(&all[part * row..]), "{isa} {committed} {n}");
+                    for token in 0..n {
+                        let mut alone = KvCache::new(kv_heads, head_dim, positions).unwrap();
+                        alone.append(&case.k[..committed * kv], &case.v[..committed * kv]);
+                        for &at in paths.path(token) {
+                            let at = (committed + at as usize) * kv;
+                            alone.append(&case.k[at..at + kv], &case.v[at..at + kv]);
+                        }
+                        let mut want = vec![f32::NAN; row];
+                        let q = &q[token * row..(token + 1) * row];
+                        attend(&compute, &alone, None, case.num_heads, q, &mut want);
+                        let got = &all[token * row..(token + 1) * row];
+                        assert_eq!(bits(got), bits(&want), "{isa}, {committed} committed, {n} in the tree, {token}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
 }
 
 #[test]

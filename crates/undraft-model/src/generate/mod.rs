@@ -1,12 +1,15 @@
 //! Generation: prefill, then rounds of draft, verify and commit.
 
+mod decide;
+
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use crate::drafters::Drafter;
+use crate::drafters::{DraftLimits, Drafter, Drafts};
 use crate::error::{ModelError, Result};
 use crate::model::{Forward, HybridCache, Logits, Model};
-use crate::sampling::{RejectionSampler, Sampler, SamplingParams, Verdict};
+use crate::sampling::SamplingParams;
+use decide::{Decided, Decider, WindowInfo};
 
 /// When a draft stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -15,7 +18,8 @@ pub enum Acceptance {
     /// token, whatever the drafter and the window.
     #[default]
     Match,
-    /// By the rejection rule: the same distribution as plain sampling, other tokens, more of them accepted.
+    /// By the rejection rule: the same distribution as plain sampling, other tokens, more of them accepted. Drafts are
+    /// chains then: a tree is refused.
     Rejection,
 }
 
@@ -28,7 +32,7 @@ pub struct GenerateOptions {
     pub sampling: SamplingParams,
     /// When a draft stays.
     pub acceptance: Acceptance,
-    /// Drafts a round, at most; the cache's `max_window` must be larger.
+    /// Drafts a round, at most, all branches of a tree counted; the cache's `max_window` must be larger.
     pub window: usize,
     /// Tokens that end the text; the one that did is the last of the tokens.
     pub stop_tokens: Vec<u32>,
@@ -83,7 +87,9 @@ impl Generation {
 #[derive(Debug)]
 pub struct RoundInfo<'a> {
     /// Drafts made.
-    pub drafts: &'a [u32],
+    pub drafts: &'a Drafts,
+    /// How many of them stay; a path, in a tree.
+    pub accepted: usize,
     /// Tokens that stay: accepted drafts, then the model's own.
     pub tokens: &'a [u32],
     /// Logits that these tokens were drawn from, `[tokens.len(), vocab_size]`.
@@ -148,17 +154,14 @@ struct State<'a> {
     model: &'a Model,
     cache: &'a mut HybridCache,
     options: &'a GenerateOptions,
-    sampler: Sampler,
-    rejection: RejectionSampler,
+    decider: Decider,
     out: Forward,
-    drafts: Vec<u32>,
-    /// Distributions that the drafts were drawn from, for the rejection rule.
-    draft_probabilities: Vec<Vec<(u32, f64)>>,
-    probabilities: Vec<(u32, f64)>,
+    drafts: Drafts,
     /// The last token, then the drafts.
     window: Vec<u32>,
-    /// Tokens that stay of a round.
-    kept: Vec<u32>,
+    /// Parents of the window's tokens, if it is a tree.
+    parents: Vec<i32>,
+    decided: Decided,
     generation: Generation,
     finish: Option<Finish>,
 }
@@ -174,24 +177,16 @@ impl<'a> State<'a> {
         }
         cache.reset()?;
         let reserve = options.max_tokens.min(cache.capacity());
-        // The rejection rule alone needs distributions; they hold what top-k leaves.
-        let vocab_size = model.config().vocab_size;
-        let (num_distributions, num_candidates) = match (options.acceptance, options.sampling.top_k) {
-            (Acceptance::Match, _) => (0, 0),
-            (Acceptance::Rejection, 0) => (options.window, vocab_size),
-            (Acceptance::Rejection, top_k) => (options.window, top_k.min(vocab_size)),
-        };
+        let window = options.window + 1;
         Ok(Self {
             model,
             options,
-            sampler: Sampler::new(options.sampling.clone())?,
-            rejection: RejectionSampler::new(options.sampling.seed),
+            decider: Decider::new(options, model.config().vocab_size)?,
             out: Forward::new(),
-            drafts: Vec::with_capacity(options.window),
-            draft_probabilities: (0..num_distributions).map(|_| Vec::with_capacity(num_candidates)).collect(),
-            probabilities: Vec::with_capacity(num_candidates),
-            window: Vec::with_capacity(options.window + 1),
-            kept: Vec::with_capacity(options.window + 1),
+            drafts: Drafts::with_capacity(options.window),
+            window: Vec::with_capacity(window),
+            parents: Vec::with_capacity(window),
+            decided: Decided { tokens: Vec::with_capacity(window), path: Vec::with_capacity(window), accepted: 0 },
             generation: Generation {
                 tokens: Vec::with_capacity(reserve),
                 finish: Finish::Length,
@@ -245,28 +240,35 @@ impl<'a> State<'a> {
         self.drafts.clear();
         let left = self.options.max_tokens - self.generation.tokens.len();
         let room = self.cache.capacity() - self.cache.len();
-        // Of a window all drafts may stay and one more token comes; that one is not run.
-        let max_drafts = self.options.window.min(left - 1).min(room.saturating_sub(1));
+        // Of a window a whole path may stay and one more token comes; that one is not run.
+        let max_drafts = self.options.window.min(room.saturating_sub(1));
+        let limits = DraftLimits { max_drafts, max_depth: max_drafts.min(left - 1) };
         if let Some(drafter) = &mut drafter
-            && max_drafts > 0
+            && limits.max_depth > 0
         {
-            self.propose(*drafter, max_drafts)?;
+            self.propose(*drafter, limits)?;
         }
+        let Self { model, cache, options, decider, out, drafts, decided, .. } = self;
         self.window.clear();
         self.window.extend(self.generation.tokens.last());
-        self.window.extend_from_slice(&self.drafts);
-        let window = self.model.verify(self.cache, &self.window, &mut self.out)?;
+        self.window.extend_from_slice(drafts.tokens());
+        let position = self.generation.prompt_tokens + self.generation.tokens.len();
+        let info = WindowInfo { first_row: 0, position, drafts, left };
         // Which tokens stay follows from the logits; the cache is not needed for it.
-        let mut decision = Decision {
-            options: self.options,
-            sampler: &mut self.sampler,
-            rejection: &self.rejection,
-            probabilities: &mut self.probabilities,
-        };
-        let position = (self.generation.prompt_tokens + self.generation.tokens.len()) as u64;
-        let drafted = Drafted { tokens: &self.drafts, probabilities: &self.draft_probabilities };
-        decision.decide(&self.out, 0, position, drafted, left, &mut self.kept)?;
-        window.commit(self.kept.len())?;
+        if drafts.is_chain() {
+            let window = model.verify(cache, &self.window, out)?;
+            decider.decide(options, out, info, decided)?;
+            window.commit(decided.path.len())?;
+        } else {
+            // The last token comes before the first draft.
+            self.parents.clear();
+            self.parents.push(-1);
+            self.parents.extend(drafts.parents().iter().map(|parent| parent + 1));
+            let window = model.verify_tree(cache, &self.window, &self.parents, out)?;
+            decider.decide(options, out, info, decided)?;
+            window.commit_path(&decided.path)?;
+            out.keep(&decided.path);
+        }
         self.generation.rounds += 1;
         self.generation.drafted += self.drafts.len();
         self.record(0, drafter, observer)
@@ -279,55 +281,35 @@ impl<'a> State<'a> {
         drafter: Option<&mut (dyn Drafter + '_)>,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let mut decision = Decision {
-            options: self.options,
-            sampler: &mut self.sampler,
-            rejection: &self.rejection,
-            probabilities: &mut self.probabilities,
-        };
-        let position = self.generation.prompt_tokens as u64;
-        let drafted = Drafted { tokens: &[], probabilities: &[] };
-        decision.decide(&self.out, row, position, drafted, 1, &mut self.kept)?;
+        let position = self.generation.prompt_tokens;
+        let info = WindowInfo { first_row: row, position, drafts: &self.drafts, left: 1 };
+        self.decider.decide(self.options, &self.out, info, &mut self.decided)?;
         self.record(row, drafter, observer)
     }
 
-    fn propose(&mut self, drafter: &mut dyn Drafter, max_drafts: usize) -> Result<()> {
+    fn propose(&mut self, drafter: &mut dyn Drafter, limits: DraftLimits) -> Result<()> {
         let first = self.generation.prompt_tokens + self.generation.tokens.len();
-        let Self { options, sampler, rejection, drafts, draft_probabilities, .. } = self;
-        draft_probabilities.iter_mut().for_each(Vec::clear);
-        let mut choose = |position: u64, logits: &[f32]| match options.acceptance {
-            Acceptance::Match => sampler.sample(logits, position),
-            Acceptance::Rejection => {
-                let index = position.wrapping_sub(first as u64);
-                let Some(q) = usize::try_from(index).ok().and_then(|index| draft_probabilities.get_mut(index)) else {
-                    let (min, max) = (first, first + max_drafts - 1);
-                    return Err(ModelError::Options { option: "draft position", found: position as usize, min, max });
-                };
-                sampler.probabilities(logits, position, q)?;
-                rejection.draft(q, position)
-            }
-        };
-        drafter.propose(max_drafts, &mut choose, drafts)?;
-        drafts.truncate(max_drafts);
-        // A draft that was not drawn was certain.
-        for (q, &draft) in draft_probabilities.iter_mut().zip(drafts.iter()).filter(|(q, _)| q.is_empty()) {
-            q.push((draft, 1.0));
+        let Self { options, decider, drafts, .. } = self;
+        drafter.propose(limits, &mut decider.choose(options.acceptance, first, limits.max_depth), drafts)?;
+        drafts.truncate(limits.max_drafts);
+        if drafts.is_chain() {
+            drafts.truncate(limits.max_depth);
         }
-        Ok(())
+        decider.drafted(options.acceptance, drafts)
     }
 
-    /// Tells everyone of the tokens in `kept`, which were drawn from the rows of the last call from `first_row` on.
+    /// Tells everyone of the decided tokens, which were drawn from the rows of the last call from `first_row` on.
     fn record(
         &mut self,
         first_row: usize,
         drafter: Option<&mut (dyn Drafter + '_)>,
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let n = self.kept.len();
-        let is_draft = |(kept, draft): &(&u32, &u32)| kept == draft;
-        self.generation.accepted += self.kept.iter().zip(&self.drafts).take_while(is_draft).count();
-        self.generation.tokens.extend_from_slice(&self.kept);
-        self.finish = self.kept.last().filter(|t| self.options.stop_tokens.contains(t)).map(|_| Finish::Stop);
+        let Decided { tokens: kept, accepted, .. } = &self.decided;
+        let (n, accepted) = (kept.len(), *accepted);
+        self.generation.accepted += accepted;
+        self.generation.tokens.extend_from_slice(kept);
+        self.finish = kept.last().filter(|t| self.options.stop_tokens.contains(t)).map(|_| Finish::Stop);
         if self.generation.tokens.len() >= self.options.max_tokens {
             self.finish = self.finish.or(Some(Finish::Length));
         }
@@ -339,73 +321,14 @@ impl<'a> State<'a> {
             && self.finish.is_none()
         {
             let rows = first_row * hidden_size..(first_row + n) * hidden_size;
-            drafter.observe(&self.out.hidden()[rows], &self.kept)?;
+            drafter.observe(&self.out.hidden()[rows], kept)?;
         }
         // Rows without logits lie before those with.
         let skipped = self.out.num_tokens() - self.out.logits().len() / vocab_size;
         let rows = (first_row - skipped) * vocab_size..(first_row - skipped + n) * vocab_size;
-        let round = RoundInfo { drafts: &self.drafts, tokens: &self.kept, logits: &self.out.logits()[rows] };
+        let round = RoundInfo { drafts: &self.drafts, accepted, tokens: kept, logits: &self.out.logits()[rows] };
         if observer.round(&round, self.cache).is_break() {
             self.finish = self.finish.or(Some(Finish::Interrupted));
-        }
-        Ok(())
-    }
-}
-
-/// Drafts with the distributions they were drawn from.
-struct Drafted<'a> {
-    tokens: &'a [u32],
-    probabilities: &'a [Vec<(u32, f64)>],
-}
-
-/// Says which tokens stay.
-struct Decision<'a> {
-    options: &'a GenerateOptions,
-    sampler: &'a mut Sampler,
-    rejection: &'a RejectionSampler,
-    probabilities: &'a mut Vec<(u32, f64)>,
-}
-
-impl Decision<'_> {
-    /// Fills `kept` with the tokens for `position` on: drafts that stay, then one of the model's own; it ends at a stop
-    /// token and after `left` tokens.
-    fn decide(
-        &mut self,
-        out: &Forward,
-        first_row: usize,
-        position: u64,
-        drafted: Drafted<'_>,
-        left: usize,
-        kept: &mut Vec<u32>,
-    ) -> Result<()> {
-        kept.clear();
-        for i in 0..=drafted.tokens.len() {
-            let logits = out.token_logits(first_row + i).unwrap_or_default();
-            let position = position + i as u64;
-            let draft = drafted.tokens.get(i).copied();
-            let token = match self.options.acceptance {
-                Acceptance::Match => self.sampler.sample(logits, position)?,
-                Acceptance::Rejection => {
-                    self.sampler.probabilities(logits, position, self.probabilities)?;
-                    match draft {
-                        Some(draft) => {
-                            let q = &drafted.probabilities[i];
-                            match self.rejection.verify(draft, self.probabilities, q, position)? {
-                                Verdict::Accept => draft,
-                                Verdict::Replace(token) => {
-                                    kept.push(token);
-                                    return Ok(());
-                                }
-                            }
-                        }
-                        None => self.rejection.bonus(self.probabilities, position)?,
-                    }
-                }
-            };
-            kept.push(token);
-            if draft != Some(token) || kept.len() == left || self.options.stop_tokens.contains(&token) {
-                break;
-            }
         }
         Ok(())
     }
