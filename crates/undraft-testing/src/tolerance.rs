@@ -50,6 +50,15 @@ pub fn tolerance(op: Op, tensor: Tensor, io: DType, io_rounding: bool) -> Tolera
 }
 
 impl Tolerance {
+    /// The bound where nothing decays and each of `num_tokens` tokens reflects the state at the same key (beta 2).
+    ///
+    /// A step multiplies the state along the key by `1 - 2 k . k`, and `k . k` is off by up to half a unit of f32, 2^-24, and
+    /// always to the same side: after n steps by `2 n 2^-24`. Nothing damps it, whatever the order of operations.
+    pub fn with_reflections(self, num_tokens: usize) -> Self {
+        let grown = 2.0 * num_tokens as f64 / f64::from(1 << 24);
+        Self { rel_rms: self.rel_rms.max(grown), worst: self.worst.max(20.0 * grown) }
+    }
+
     /// The bound for a tensor of `len` elements where states of this dtype are rounded after every token.
     ///
     /// The oracle rounds its state as well. Where the exact number lies nearer to a tie than the f32 error of about 1e-6, the

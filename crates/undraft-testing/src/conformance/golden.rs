@@ -16,6 +16,7 @@ use crate::cases::fused_recurrent_gated_delta_rule::{BetaForm, DecayForm, DeltaR
 use crate::cases::rms_norm_gated::NormCase;
 use crate::compare;
 use crate::golden::{Golden, Tensor};
+use crate::harness::chunk_gated_delta_rule::ChunkOutcome;
 use crate::harness::{self, Memory};
 use crate::tolerance;
 
@@ -237,7 +238,9 @@ impl Layer {
 
     fn check_chunk(&self, backend: &dyn Backend, tally: &mut Tally) -> Ran<()> {
         let Some(case) = self.delta_rule(backend)? else { return Ok(None) };
-        let Some([out, state]) = harness::chunk_gated_delta_rule::run(backend, &case, Memory::nth(1))? else {
+        let Some(ChunkOutcome { out, state, .. }) =
+            harness::chunk_gated_delta_rule::run(backend, &case, None, Memory::nth(1))?
+        else {
             return Ok(None);
         };
         self.near(tally, "o", &out)?;

@@ -11,7 +11,7 @@ use undraft_core::ops::{
     FusedGdnGatingArgs, FusedRecurrentArgs, GateActivation, RmsNormGatedArgs,
 };
 use undraft_core::{
-    Backend, Caps, Capture, CaptureMut, CuSeqlens, DType, Data, DataMut, DecayShape, Error, Op, Result, Rows, RowsMut,
+    Backend, Caps, Capture, CaptureMut, CuSeqlens, DType, Data, DataMut, DecayShape, Op, Result, Rows, RowsMut,
     StateIndices, Support, bf16, f16, is_chain,
 };
 
@@ -188,38 +188,46 @@ impl Backend for Reference {
     fn chunk_gated_delta_rule(&self, args: Checked<ChunkGatedDeltaRuleArgs<'_>>) -> Result<()> {
         let ChunkGatedDeltaRuleArgs { inputs, num_slots, mut state, checkpoints, out } = args.into_inner();
         self.supports(asked(Op::ChunkGatedDeltaRule, &inputs, Capture::Final, state.dtype()))?;
-        let unsupported = |what: &str| Error::Unsupported {
-            backend: self.caps.backend,
-            what: what.to_owned(),
-            hint: "use `fused_recurrent_gated_delta_rule`",
-        };
-        let DataMut::F32(state) = &mut state else { return Err(unsupported("prompts with 16-bit states")) };
-        if checkpoints.is_some() {
-            return Err(unsupported("checkpoints"));
-        }
         let len = inputs.dims.state_len();
         let seqs = CuSeqlens::new(inputs.cu_seqlens)?;
         let slots = StateIndices::new(inputs.state_indices, seqs.num_seqs(), num_slots)?;
-        let before = state.to_vec();
-        for slot in (0..seqs.num_seqs()).filter(|&s| !seqs.range(s).is_empty()).filter_map(|s| slots.slot(s)) {
-            if self.is(Mutation::ChunkIgnoresState) {
-                state[slot * len..][..len].fill(0.0);
-            }
+        let mut carried: Vec<f32> = (0..state.len()).map(|i| get_mut(&state, i)).collect();
+        if self.is(Mutation::ChunkIgnoresState) {
+            carried.fill(0.0);
         }
+        // The recurrence in f32 with every state kept.
+        let longest = (0..seqs.num_seqs()).map(|seq| seqs.range(seq).len()).max().unwrap_or(0);
+        let mut states = vec![0.0; seqs.num_seqs() * longest * len];
         self.recurrent(FusedRecurrentArgs {
             inputs,
             num_slots,
-            state: DataMut::F32(state),
+            state: DataMut::F32(&mut carried),
             log: None,
             num_pending: &[],
             pending_path: &[],
-            capture: CaptureMut::Final,
+            capture: CaptureMut::PerToken { states: DataMut::F32(&mut states), max_tokens: longest },
             out,
         })?;
+        let after = |seq: usize, n: usize| &states[(seq * longest + n - 1) * len..][..len];
+        let mut checkpoints = checkpoints;
+        let mut checkpoint = 0;
         for seq in 0..seqs.num_seqs() {
-            let lost = self.is(Mutation::ChunkLosesLongPrompts) && seqs.range(seq).len() > 64;
-            if let Some(slot) = slots.slot(seq).filter(|_| lost) {
-                state[slot * len..][..len].copy_from_slice(&before[slot * len..][..len]);
+            let num_tokens = seqs.range(seq).len();
+            let slot = slots.slot(seq);
+            if let Some(checkpoints) = &mut checkpoints {
+                for n in (1..=num_tokens / checkpoints.every).map(|n| n * checkpoints.every) {
+                    let n = if self.is(Mutation::ChunkCheckpointsEarly) { (n - 1).max(1) } else { n };
+                    if slot.is_some() {
+                        let from = after(seq, n);
+                        (0..len).for_each(|i| set(&mut checkpoints.states, checkpoint * len + i, from[i]));
+                    }
+                    checkpoint += 1;
+                }
+            }
+            let lost = self.is(Mutation::ChunkLosesLongPrompts) && num_tokens > 64;
+            if let Some(slot) = slot.filter(|_| !lost && num_tokens > 0) {
+                let from = after(seq, num_tokens);
+                (0..len).for_each(|i| set(&mut state, slot * len + i, from[i]));
             }
         }
         Ok(())

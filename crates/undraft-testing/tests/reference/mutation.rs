@@ -67,6 +67,7 @@ mutations! {
     DependsOnAlignment
     ChunkLosesLongPrompts
     ChunkIgnoresState
+    ChunkCheckpointsEarly
     ConvTapsShifted
     ConvTapsReversed
     ConvBiasDropped

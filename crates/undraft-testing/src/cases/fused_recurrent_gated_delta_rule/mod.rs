@@ -184,9 +184,12 @@ impl DeltaRuleCase {
     /// Prompts, for the chunked form.
     pub fn nth_prompt(io: DType, index: usize) -> Self {
         let mut rng = seed("chunk_gated_delta_rule", io, index);
-        let dims = dims(HEAD_SIZES[(index * 5 + index / 13) % HEAD_SIZES.len()], index, 25_000);
+        let decay_shape = if index % 5 < 2 { DecayShape::PerChannel } else { DecayShape::PerHead };
+        let state_dtype = [DType::F32, DType::Bf16, DType::F16][index % 3];
+        let dims =
+            dims(HEAD_SIZES[(index * 5 + index / 13) % HEAD_SIZES.len()], index, 25_000).with_decay_shape(decay_shape);
         let windows = Windows::prompt(&mut rng, index);
-        Self::draw(&mut rng, io, index, dims, windows)
+        Self::draw(&mut rng, io, index, dims, windows).with_state_dtype(state_dtype)
     }
 
     /// Random values for these sizes and windows, without pending entries.

@@ -18,6 +18,7 @@ use crate::cases::fused_recurrent_gated_delta_rule::{BetaForm, DecayForm, DeltaR
 use crate::cases::rms_norm_gated::NormCase;
 use crate::compare;
 use crate::golden::{Golden, Tensor};
+use crate::harness::chunk_gated_delta_rule::ChunkOutcome;
 use crate::harness::{self, Memory};
 use crate::tolerance::{self, Tolerance};
 
@@ -242,7 +243,8 @@ fn check_chunk(backend: &dyn Backend, golden: &Golden, io: &DType, tally: &mut T
     }
     for (i, case) in forms(golden, &plain)?.iter().enumerate() {
         let at = |e| format!("{}: {e}", case.label());
-        let Some([out, state]) = harness::chunk_gated_delta_rule::run(backend, case, Memory::nth(i)).map_err(at)?
+        let Some(ChunkOutcome { out, state, .. }) =
+            harness::chunk_gated_delta_rule::run(backend, case, None, Memory::nth(i)).map_err(at)?
         else {
             return Ok(None);
         };
