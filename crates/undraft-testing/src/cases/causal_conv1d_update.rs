@@ -44,16 +44,16 @@ const CHANNELS: [usize; 11] = [17, 1, 64, 3, 130, 96, 515, 8, 33, 832, 1024];
 pub const NUM_CASES: usize = 77;
 
 impl ConvCase {
-    /// Case `index`; pending entries in half of them, draft trees in two of seven.
+    /// Case `index`; pending entries in half of them, draft trees in two of five.
     pub fn nth(io: DType, index: usize) -> Self {
         let mut rng = seed("causal_conv1d_update", io, index);
         let (channels, width) = (CHANNELS[index % CHANNELS.len()], 2 + index % 7);
         let dims = ConvDims::new(channels, width).unwrap_or_else(|e| panic!("the lists hold allowed sizes: {e}"));
         let turn = index / 2;
         let mut windows = Windows::batch(&mut rng, index);
-        if matches!(turn % 7, 2 | 5) {
+        if matches!(turn % 5, 1 | 3) {
             // Of the list, these batches have windows that can branch.
-            windows = Windows::batch(&mut rng, [1, 2, 6, 8, 12, 13, 18][(index + turn / 7) % 7]);
+            windows = Windows::batch(&mut rng, [1, 2, 6, 8, 12, 13, 18][(index + turn / 5) % 7]);
             windows.grow_trees(&mut rng);
         }
         let max_tokens = windows.longest() + rng.below(3) + index % 2;
@@ -193,14 +193,16 @@ mod tests {
     fn every_width_comes_with_and_without_bias_activation_and_pending() {
         let cases: Vec<ConvCase> = (0..NUM_CASES).map(|i| ConvCase::nth(DType::Bf16, i)).collect();
         for width in 2..=8 {
-            for option in 0..6 {
+            for option in 0..8 {
                 let found = cases.iter().filter(|c| c.dims.width() == width).any(|c| match option {
                     0 => c.bias.is_some(),
                     1 => c.bias.is_none(),
                     2 => c.activation == Activation::Silu,
                     3 => c.activation == Activation::None,
                     4 => !c.num_pending.is_empty() && c.windows.longest() > 0,
-                    _ => c.windows.longest() >= width,
+                    5 => c.windows.longest() >= width,
+                    6 => c.windows.has_tree(),
+                    _ => !c.pending_path.is_empty(),
                 });
                 assert!(found, "width {width}, option {option}");
             }

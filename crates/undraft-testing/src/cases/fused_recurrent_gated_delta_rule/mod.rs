@@ -174,7 +174,7 @@ impl DeltaRuleCase {
         let mut case = Self::draw(&mut rng, io, index, dims, windows).with_state_dtype(state_dtype);
         if index % 2 == 1 {
             case.draw_pending(&mut rng);
-            if (turn / 3).is_multiple_of(2) {
+            if matches!(turn % 6, 3 | 4) {
                 case.draw_pending_path(&mut rng);
             }
         }
@@ -352,6 +352,28 @@ mod tests {
                 !c.num_pending.is_empty() && c.windows.slots.contains(&-1) && c.windows.longest() > 0
             });
             seen("a pending log and no token", &|c| !c.num_pending.is_empty() && c.windows.lens.contains(&0));
+            for state in [DType::Bf16, DType::F16] {
+                for decay_shape in [DecayShape::PerHead, DecayShape::PerChannel] {
+                    seen("each 16-bit state with each decay shape", &|c| {
+                        c.state_dtype == state && c.dims.decay_shape() == decay_shape && c.windows.longest() > 1
+                    });
+                }
+                seen("a 16-bit state, a tree and a pending path", &|c| {
+                    c.state_dtype == state && c.windows.has_tree() && !c.pending_path.is_empty()
+                });
+            }
+            seen("trees and chains in one call, padding with parents", &|c| {
+                c.windows.kind() == "mixed" && c.windows.slots.contains(&-1)
+            });
+            seen("several roots", &|c| {
+                c.windows.live().any(|(seq, _, t)| (1..t.len()).any(|t| c.windows.parent(seq, t).is_none()))
+            });
+            seen("a path with a gap", &|c| {
+                (0..c.windows.num_seqs()).any(|seq| c.pending_entries(seq).windows(2).any(|w| w[1] > w[0] + 1))
+            });
+            seen("a gate with a bias for each channel", &|c| {
+                matches!(c.decay_form, DecayForm::Gate { .. }) && c.dims.decay_dim() > 1 && c.dims.num_v_heads() > 1
+            });
             seen("no sequence", &|c| c.windows.num_seqs() == 0);
             seen("17 tokens", &|c| c.windows.lens.contains(&17));
             seen("K = V = 256", &|c| c.dims.head_k_dim() == 256 && c.dims.head_v_dim() == 256);
