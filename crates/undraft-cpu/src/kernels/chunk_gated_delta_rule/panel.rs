@@ -194,7 +194,7 @@ fn deltas<S: Simd, const MR: usize, const NR: usize>(
     for r in 0..MR {
         let to_end = simd::splat(s, to_end[r]);
         for n in 0..NR {
-            tile.sums[r][n] = tile.sums[r][n] * to_end;
+            tile.sums[r][n] *= to_end;
         }
     }
     store(&tile, columns.delta, PANEL + at, PITCH, first);
@@ -219,7 +219,7 @@ fn outputs<S: Simd, const MR: usize, const NR: usize>(
     for r in 0..MR {
         let from_start = simd::splat(s, from_start[r]);
         for n in 0..NR {
-            tile.sums[r][n] = tile.sums[r][n] * from_start;
+            tile.sums[r][n] *= from_start;
         }
     }
     let (before, here) = factors.w_q[block * CHUNK..][..first + MR].split_at(first);

@@ -157,7 +157,7 @@ fn decay_to_end<S: Simd>(
         for t in tokens.clone().rev() {
             let at = t * row_len + channels;
             simd::store(simd::load(s, &rows[at]) * decay, &mut to[channels * block + t * row]);
-            decay = decay * simd::load(s, &alpha[at]);
+            decay *= simd::load(s, &alpha[at]);
         }
     }
 }
@@ -178,7 +178,7 @@ fn diagonal<S: Simd>(s: S, row_len: usize, [q, k, alpha]: [&[Lanes]; 3], [kk, qk
             for ((key, alpha), (k, q)) in key.iter_mut().zip(&alpha[at.clone()]).zip(k[at.clone()].iter().zip(&q[at])) {
                 let mut x = simd::load(s, key);
                 if t > from {
-                    x = x * simd::load(s, alpha);
+                    x *= simd::load(s, alpha);
                     simd::store(x, key);
                     sums[0] = simd::fma(simd::load(s, k), x, sums[0]);
                 }

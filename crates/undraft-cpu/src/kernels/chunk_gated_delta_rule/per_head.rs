@@ -49,7 +49,7 @@ fn blocks<S: Simd>(
         let mut decay = simd::splat(s, 1.0);
         for from in (0..first + LANES).rev() {
             if from + 1 < first + LANES {
-                decay = decay * simd::splat(s, alpha[from + 1]);
+                decay *= simd::splat(s, alpha[from + 1]);
             }
             if from >= first {
                 let here = index.simd_eq(simd::splat(s, (from - first) as f32));
@@ -59,7 +59,7 @@ fn blocks<S: Simd>(
             simd::store(simd::load(s, &kk[at]) * decay * minus_beta, &mut w_k[at]);
             simd::store(simd::load(s, &qk[at]) * decay, &mut w_q[at]);
         }
-        decay = decay * simd::splat(s, alpha[0]);
+        decay *= simd::splat(s, alpha[0]);
         if let Some(to) = tokens.from_start[first..].first_chunk_mut() {
             simd::store(decay, to);
         }
