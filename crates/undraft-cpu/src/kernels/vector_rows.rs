@@ -32,7 +32,11 @@ impl<S: Simd> RowKernel for Vectors<S> {
     fn token<const CH: usize, F: Factor<CH>>(self, token: Token<'_, CH, F>, rows: Rows<'_, CH>) {
         self.0.vectorize(
             #[inline(always)]
-            || run(self.0, &token, rows),
+            // A form of its own for f32, in which nothing asks whether to round.
+            || match rows.state {
+                DType::F32 => run(self.0, &token, Rows { state: DType::F32, ..rows }),
+                _ => run(self.0, &token, rows),
+            },
         );
     }
 
@@ -40,7 +44,10 @@ impl<S: Simd> RowKernel for Vectors<S> {
     fn chain<const CH: usize, F: Factor<CH>>(self, tokens: &[Token<'_, CH, F>], rows: ChainRows<'_, CH>) {
         self.0.vectorize(
             #[inline(always)]
-            || run_chain(self.0, tokens, rows),
+            || match rows.state {
+                DType::F32 => run_chain(self.0, tokens, ChainRows { state: DType::F32, ..rows }),
+                _ => run_chain(self.0, tokens, rows),
+            },
         );
     }
 
