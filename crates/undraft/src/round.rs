@@ -8,7 +8,7 @@ use undraft_core::{Beta, Capture, CaptureMut, Decay, DeltaLogMut, Rows, RowsMut}
 
 use crate::error::{Error, Result};
 use crate::layer::GdnLayer;
-use crate::pool::{LayerStorage, Slot, StatePool, Status, path};
+use crate::pool::{LayerDims, LayerStorage, Slot, StatePool, Status, path};
 
 /// What a layer reads in a round; N tokens of all windows, sequence by sequence.
 #[derive(Clone, Copy, Debug)]
@@ -171,7 +171,8 @@ impl<'p> Round<'p> {
         if plan.verified[layer] {
             return Err(Error::VerifiedTwice { layer });
         }
-        check_dims(layer, inputs.layer, storage)?;
+        let got = LayerDims { gdn: inputs.layer.dims, conv_width: inputs.layer.conv.width() };
+        got.check_same(layer, &storage.dims)?;
         for (which, list) in plan.num_pending.iter_mut().enumerate() {
             list.clear();
             list.extend(plan.state_indices.iter().map(|&s| match usize::try_from(s) {
@@ -335,22 +336,6 @@ fn keep(layer: &mut LayerStorage, plan: &Plan, seq: usize, slot: usize, path: &[
     }
     layer.pending[slot] = [recurrent, num_kept as u32];
     Ok(())
-}
-
-fn check_dims(layer: usize, got: &GdnLayer, storage: &LayerStorage) -> Result<()> {
-    let pool = &storage.dims;
-    let sizes = [
-        ("num_k_heads", got.dims.num_k_heads(), pool.gdn.num_k_heads()),
-        ("num_v_heads", got.dims.num_v_heads(), pool.gdn.num_v_heads()),
-        ("head_k_dim", got.dims.head_k_dim(), pool.gdn.head_k_dim()),
-        ("head_v_dim", got.dims.head_v_dim(), pool.gdn.head_v_dim()),
-        ("decay factors of a head", got.dims.decay_dim(), pool.gdn.decay_dim()),
-        ("conv_width", got.conv.width(), pool.conv_width),
-    ];
-    match sizes.into_iter().find(|(_, got, expected)| got != expected) {
-        Some((what, got, expected)) => Err(Error::LayerDims { layer, what, got, expected }),
-        None => Ok(()),
-    }
 }
 
 /// One layer's two kernel calls.

@@ -51,7 +51,29 @@ impl<'a> CausalConv1dFnArgs<'a> {
     /// # Errors
     /// [`crate::Error`] naming the argument; nothing was touched.
     pub fn check(self) -> Result<Checked<Self>> {
-        let (c, w) = (("channels", self.dims.channels()), ("conv_width", self.dims.width()));
+        let Self { dims, x, weight, bias, cu_seqlens, state_indices, num_slots, state, out, .. } = &self;
+        let shapes = Shapes { x, weight, bias: *bias, cu_seqlens, state_indices, num_slots: *num_slots, state, out };
+        shapes.check(dims)?;
+        Ok(Checked::new(self))
+    }
+}
+
+/// What both forms of the convolution hold to.
+pub(super) struct Shapes<'s, 'a> {
+    pub(super) x: &'s Rows<'a>,
+    pub(super) weight: &'a [f32],
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) cu_seqlens: &'a [i32],
+    pub(super) state_indices: &'a [i32],
+    pub(super) num_slots: usize,
+    pub(super) state: &'s [f32],
+    pub(super) out: &'s RowsMut<'a>,
+}
+
+impl<'a> Shapes<'_, 'a> {
+    /// Checks sequences, slots and the lengths of all buffers but the log; gives the sequences.
+    pub(super) fn check(&self, dims: &ConvDims) -> Result<CuSeqlens<'a>> {
+        let (c, w) = (("channels", dims.channels()), ("conv_width", dims.width()));
         let seqs = CuSeqlens::new(self.cu_seqlens)?;
         StateIndices::new(self.state_indices, seqs.num_seqs(), self.num_slots)?;
         self.x.check("x", seqs.num_tokens(), c.1)?;
@@ -62,6 +84,6 @@ impl<'a> CausalConv1dFnArgs<'a> {
         }
         let slots = ("num_slots", self.num_slots);
         check_len("state", self.state.len(), &[slots, ("conv_width - 1", w.1 - 1), c])?;
-        Ok(Checked::new(self))
+        Ok(seqs)
     }
 }

@@ -1,13 +1,14 @@
 //! Causal depthwise convolution over the tokens of a window, with the state before it kept.
 
 use super::Checked;
+use super::causal_conv1d_fn::Shapes;
 use super::fused_recurrent_gated_delta_rule::check_tree;
 use crate::capture::{Capture, check_path};
 use crate::conventions::Activation;
 use crate::dims::ConvDims;
 use crate::error::{Error, Result, check_len};
 use crate::rows::{Rows, RowsMut};
-use crate::seqlens::{CuSeqlens, StateIndices, check_parents};
+use crate::seqlens::{CuSeqlens, check_parents};
 
 /// The raw inputs of a window, so that the convolution's state can be taken back.
 #[derive(Debug)]
@@ -77,17 +78,10 @@ impl<'a> CausalConv1dUpdateArgs<'a> {
     /// # Errors
     /// [`Error`] naming the argument.
     pub fn check(self) -> Result<Checked<Self>> {
-        let (c, w) = (("channels", self.dims.channels()), ("conv_width", self.dims.width()));
-        let seqs = CuSeqlens::new(self.cu_seqlens)?;
-        StateIndices::new(self.state_indices, seqs.num_seqs(), self.num_slots)?;
-        self.x.check("x", seqs.num_tokens(), c.1)?;
-        self.out.check("out", seqs.num_tokens(), c.1)?;
-        check_len("weight", self.weight.len(), &[w, c])?;
-        if let Some(bias) = self.bias {
-            check_len("bias", bias.len(), &[c])?;
-        }
-        let slots = ("num_slots", self.num_slots);
-        check_len("state", self.state.len(), &[slots, ("conv_width - 1", w.1 - 1), c])?;
+        let Self { dims, x, weight, bias, cu_seqlens, state_indices, num_slots, state, out, .. } = &self;
+        let shapes = Shapes { x, weight, bias: *bias, cu_seqlens, state_indices, num_slots: *num_slots, state, out };
+        let seqs = shapes.check(dims)?;
+        let (slots, c) = (("num_slots", self.num_slots), ("channels", self.dims.channels()));
         if let Some(log) = &self.log {
             check_len("log.x", log.x.len(), &[slots, ("max_tokens", log.max_tokens), c])?;
         }

@@ -19,8 +19,8 @@ use crate::seqlens::StateIndices;
 /// | `num_kept` | `[num_seqs]`, `0..=max_tokens` | u32 | in |
 /// | `path` | `[num_seqs, log.max_tokens]` or empty | u32 | in |
 ///
-/// `S = S * decay`, then `S = fma(delta, k, S)` (a 16-bit state is then rounded), in token order: bit for bit the state that decoding those tokens one
-/// by one would have left.
+/// `S = S * decay`, then `S = fma(delta, k, S)` (a 16-bit state is then rounded), in token order: bit for bit the state
+/// that decoding those tokens one by one would have left.
 #[derive(Debug)]
 pub struct CommitStatesArgs<'a> {
     /// Sizes.

@@ -216,12 +216,15 @@ unsafe fn run_block<K: RowKernel, D: DecayKind, const CH: usize>(
     // SAFETY: this block's rows, as above.
     unsafe { replay::<K, D, CH>(kernel, head, rows.start, base) };
 
+    // While this block is computed, the next one is fetched, an equal share with each token. A single token goes through
+    // memory as fast as it comes.
+    let share = |t: usize| at.end + if num_tokens > 1 { (at.end - at.start) * t / num_tokens } else { 0 };
+    let ahead = |tokens: Range<usize>| Ahead::new(head.state.addresses(share(tokens.start)..share(tokens.end)));
     let is_chain =
         head.tree.is_none() && rows.len().is_multiple_of(4) && !matches!(head.write, WriteBack::PerToken { .. });
     for first in (0..num_tokens).step_by(CHAIN).filter(|_| is_chain) {
         let tokens = first..num_tokens.min(first + CHAIN);
-        let share = |t: usize| at.end + if num_tokens > 1 { (at.end - at.start) * t / num_tokens } else { 0 };
-        let ahead = Ahead::new(head.state.addresses(share(tokens.start)..share(tokens.end)));
+        let ahead = ahead(tokens.clone());
         let (from, to) = match head.write {
             WriteBack::Final => (None, &mut *base),
             _ if first == 0 => (Some(&*base), &mut *work),
@@ -231,10 +234,7 @@ unsafe fn run_block<K: RowKernel, D: DecayKind, const CH: usize>(
         unsafe { run_chain::<K, D, CH>(kernel, head, tokens, rows.clone(), Memory { from, to, ahead }) };
     }
     for t in (0..num_tokens).filter(|_| !is_chain) {
-        // While this block is computed, the next one is fetched, an equal share with each token. A single token goes
-        // through memory as fast as it comes.
-        let share = |t: usize| at.end + if num_tokens > 1 { (at.end - at.start) * t / num_tokens } else { 0 };
-        let ahead = Ahead::new(head.state.addresses(share(t)..share(t + 1)));
+        let ahead = ahead(t..t + 1);
         let (from, to) = match (&head.tree, head.write) {
             // SAFETY: the tree's buffers are this thread's, and the parts of the token before have ended.
             (Some(tree), _) => match unsafe { tree.buffers(t, rows.len()) } {

@@ -26,6 +26,29 @@ pub struct LayerDims {
     pub conv_width: usize,
 }
 
+impl LayerDims {
+    /// Checks that a layer's sizes are those that a pool was made for.
+    ///
+    /// # Errors
+    /// [`Error::LayerDims`] with the first size that differs.
+    pub(crate) fn check_same(&self, layer: usize, pool: &LayerDims) -> Result<()> {
+        let sizes = |dims: &LayerDims| {
+            [
+                ("num_k_heads", dims.gdn.num_k_heads()),
+                ("num_v_heads", dims.gdn.num_v_heads()),
+                ("head_k_dim", dims.gdn.head_k_dim()),
+                ("head_v_dim", dims.gdn.head_v_dim()),
+                ("decay factors of a head", dims.gdn.decay_dim()),
+                ("conv_width", dims.conv_width),
+            ]
+        };
+        match sizes(self).into_iter().zip(sizes(pool)).find(|(got, expected)| got != expected) {
+            Some(((what, got), (_, expected))) => Err(Error::LayerDims { layer, what, got, expected }),
+            None => Ok(()),
+        }
+    }
+}
+
 /// What a pool is made for.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {

@@ -94,7 +94,7 @@ impl StatePool {
             return Err(Error::SnapshotLayers { got: snapshot.layers.len(), expected: self.layers.len() });
         }
         for (layer, (from, to)) in snapshot.layers.iter().zip(&self.layers).enumerate() {
-            same_dims(layer, &from.dims, &to.dims)?;
+            from.dims.check_same(layer, &to.dims)?;
             let (got, expected) = (from.recurrent.dtype(), to.recurrent.dtype());
             if got != expected {
                 let (arg, of_arg) = ("snapshot.recurrent_state", "state_dtype");
@@ -134,24 +134,6 @@ impl StatePool {
                 Err(error)
             }
         }
-    }
-}
-
-/// The first size that differs, as an error.
-fn same_dims(layer: usize, got: &LayerDims, pool: &LayerDims) -> Result<()> {
-    let sizes = |dims: &LayerDims| {
-        [
-            ("num_k_heads", dims.gdn.num_k_heads()),
-            ("num_v_heads", dims.gdn.num_v_heads()),
-            ("head_k_dim", dims.gdn.head_k_dim()),
-            ("head_v_dim", dims.gdn.head_v_dim()),
-            ("decay factors of a head", dims.gdn.decay_dim()),
-            ("conv_width", dims.conv_width),
-        ]
-    };
-    match sizes(got).into_iter().zip(sizes(pool)).find(|(got, expected)| got != expected) {
-        Some(((what, got), (_, expected))) => Err(Error::LayerDims { layer, what, got, expected }),
-        None => Ok(()),
     }
 }
 
