@@ -62,8 +62,6 @@ pub(crate) struct Plan {
     /// `[num_seqs, max_window]`.
     paths: Vec<u32>,
     mode: Mode,
-    /// Whether a kernel that moves states on, for good, has been called.
-    started: bool,
 }
 
 impl Plan {
@@ -84,7 +82,6 @@ impl Plan {
         self.verified.clear();
         self.verified.resize(num_layers, false);
         self.mode = mode;
-        self.started = false;
     }
     /// Gathers the slots' paths.
     pub(crate) fn set_paths(&mut self, paths: &[u32], max_window: usize) {
@@ -125,6 +122,8 @@ pub struct Round<'p> {
     pool: &'p mut StatePool,
     plan: Option<Plan>,
     id: u64,
+    /// Whether a kernel that moves states on, for good, has been called.
+    is_moved: bool,
 }
 
 /// A round that does not borrow its pool; its slots stay busy until it is resumed.
@@ -145,7 +144,7 @@ impl DetachedRound {
 
 impl<'p> Round<'p> {
     pub(crate) fn new(pool: &'p mut StatePool, plan: Plan, id: u64) -> Self {
-        Self { pool, plan: Some(plan), id }
+        Self { pool, plan: Some(plan), id, is_moved: false }
     }
 
     /// Tokens of all windows.
@@ -164,7 +163,7 @@ impl<'p> Round<'p> {
     /// [`Error::Layer`], [`Error::VerifiedTwice`], [`Error::LayerDims`], or [`Error::Op`] naming a wrong buffer; the
     /// round is then as it was before the call.
     pub fn verify(&mut self, layer: usize, inputs: LayerInputs<'_>, mut out: RowsMut<'_>) -> Result<()> {
-        let Self { pool, plan: Some(plan), .. } = self else { return Err(Error::ForeignRound) };
+        let Self { pool, plan: Some(plan), is_moved, .. } = self else { return Err(Error::ForeignRound) };
         let StatePool { device, layers, conv_out, max_window, .. } = &mut **pool;
         let num_layers = layers.len();
         let storage = layers.get_mut(layer).ok_or(Error::Layer { got: layer, num_layers })?;
@@ -192,19 +191,20 @@ impl<'p> Round<'p> {
         // Both argument sets are checked before either kernel runs, so that an error leaves everything as it was.
         let mut call = Call { storage, plan, max_window: *max_window, inputs: &inputs };
         call.recurrent(conv_out, out.reborrow()).check()?;
-        call.conv(conv_out).check()?;
-        plan.started = plan.mode.capture() == Capture::Final;
-        let mut call = Call { storage, plan, max_window: *max_window, inputs: &inputs };
         if plan.mode == Mode::Prefill {
             for (seq, &slot) in plan.state_indices.iter().enumerate() {
                 if let Ok(slot) = usize::try_from(slot) {
                     call.storage.settle(device, slot, path(&plan.paths, *max_window, seq))?;
                 }
             }
-            device.backend().causal_conv1d_fn(call.conv_fn(conv_out).check()?)?;
+            let conv = call.conv_fn(conv_out).check()?;
+            *is_moved = true;
+            device.backend().causal_conv1d_fn(conv)?;
             device.backend().chunk_gated_delta_rule(call.chunk(conv_out, out).check()?)?;
         } else {
-            device.backend().causal_conv1d_update(call.conv(conv_out).check()?)?;
+            let conv = call.conv(conv_out).check()?;
+            *is_moved = plan.mode == Mode::Final;
+            device.backend().causal_conv1d_update(conv)?;
             device.backend().fused_recurrent_gated_delta_rule(call.recurrent(conv_out, out).check()?)?;
         }
 
@@ -310,7 +310,7 @@ impl Drop for Round<'_> {
     fn drop(&mut self) {
         // Nothing to undo: windows never touch the committed state. A `Final` round does.
         if let Some(plan) = self.plan.take() {
-            let status = if plan.started { Status::Torn } else { Status::Idle };
+            let status = if self.is_moved { Status::Torn } else { Status::Idle };
             self.pool.slots.close_round(&plan.slots, self.id, status);
             self.pool.spare = Some(plan);
         }
