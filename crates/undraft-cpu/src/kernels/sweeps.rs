@@ -4,12 +4,12 @@
 //! another, the two added, lane i with i + 8, i with i + 4 (the rest is [`crate::simd::sum_each`]).
 
 use fearless_simd::prelude::*;
-use fearless_simd::{Simd, f32x4, f32x8, f32x16, u32x8, u32x16};
+use fearless_simd::{Simd, f32x4, f32x8, f32x16};
 use undraft_core::DType;
 
 use super::factor::Factor;
 use super::state_rows::{Row, Token};
-use crate::simd::LANES;
+use crate::simd::{self, LANES};
 
 /// Sums of some rows, down to four lanes.
 pub(super) type Sums<S, const R: usize> = [f32x4<S>; R];
@@ -17,7 +17,7 @@ pub(super) type Sums<S, const R: usize> = [f32x4<S>; R];
 /// Sixteen lanes added to four: i with i + 8, then with i + 4.
 #[inline(always)]
 fn fold16<S: Simd>([x]: [f32x16<S>; 1]) -> f32x4<S> {
-    crate::simd::fold(x)
+    simd::fold(x)
 }
 
 /// The same from two vectors of eight.
@@ -53,7 +53,7 @@ macro_rules! each_vector {
 
 /// Sweeps with vectors of `$W` lanes, so that `$P` of them hold 16: registers keep the sums of all rows of a sweep.
 macro_rules! sweeps {
-    ($name:ident, $V:ident, $U:ident, $W:literal, $P:literal, $factor:ident, $fold:ident) => {
+    ($name:ident, $V:ident, $W:literal, $P:literal, $factor:ident, $fold:ident, $bf16:ident, $f16:ident) => {
         pub(super) mod $name {
             use super::*;
 
@@ -67,30 +67,13 @@ macro_rules! sweeps {
                 x.store_array(&mut to.as_chunks_mut::<$W>().0[part]);
             }
 
-            /// [`crate::simd::round_bf16`] and [`crate::simd::round_f16`] for what an FMA gave, whose NaNs are quiet.
+            /// Rounds to the dtype of the state.
             #[inline(always)]
-            fn round<S: Simd>(x: $V<S>, to: DType) -> $V<S> {
-                let bits: $U<S> = x.bitcast();
+            pub(in super::super) fn round<S: Simd>(x: $V<S>, to: DType) -> $V<S> {
                 match to {
                     DType::F32 => x,
-                    DType::Bf16 => {
-                        let rounded: $V<S> = (bits + 0x7fff + ((bits >> 16) & 1)).bitcast();
-                        let bits: $U<S> = x.simd_eq(x).select(rounded, x).bitcast();
-                        (bits & 0xffff_0000).bitcast()
-                    }
-                    DType::F16 => {
-                        let (sign, magnitude) = (bits & 0x8000_0000, bits & 0x7fff_ffff);
-                        let size: $V<S> = magnitude.bitcast();
-                        let normal: $V<S> = ((magnitude + 0xfff + ((magnitude >> 13) & 1)) & 0xffff_e000).bitcast();
-                        let infinity = $V::splat(x.token(), f32::INFINITY);
-                        let normal = normal.simd_ge($V::splat(x.token(), 65_536.0)).select(infinity, normal);
-                        let half = $V::splat(x.token(), 0.5);
-                        let small = size.simd_lt($V::splat(x.token(), 2f32.powi(-14)));
-                        let rounded = small.select((size + half) - half, normal);
-                        let nan: $V<S> = (magnitude & 0xffff_e000).bitcast();
-                        let rounded: $U<S> = x.simd_eq(x).select(rounded, nan).bitcast();
-                        (rounded | sign).bitcast()
-                    }
+                    DType::Bf16 => simd::$bf16(x),
+                    DType::F16 => simd::$f16(x),
                 }
             }
 
@@ -206,5 +189,5 @@ macro_rules! sweeps {
     };
 }
 
-sweeps!(whole, f32x16, u32x16, 16, 1, vector, fold16);
-sweeps!(halves, f32x8, u32x8, 8, 2, half, fold8);
+sweeps!(whole, f32x16, 16, 1, vector, fold16, round_bf16, round_f16);
+sweeps!(halves, f32x8, 8, 2, half, fold8, round_bf16_half, round_f16_half);

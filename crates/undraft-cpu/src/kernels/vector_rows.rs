@@ -76,18 +76,8 @@ fn replay<S: Simd, F: Factor<CH>, const CH: usize, const G: usize>(
                 let decayed = x[c] * entry.decay.vector(s, g * G + c, 0);
                 x[c] = simd::fma(delta, simd::load(s, &entry.k[g * G + c]), decayed);
             }
-            match state {
-                DType::F32 => {}
-                DType::Bf16 => {
-                    for c in 0..G {
-                        x[c] = simd::round_bf16(x[c]);
-                    }
-                }
-                DType::F16 => {
-                    for c in 0..G {
-                        x[c] = simd::round_f16(x[c]);
-                    }
-                }
+            for c in 0..G {
+                x[c] = whole::round(x[c], state);
             }
         }
         for c in 0..G {

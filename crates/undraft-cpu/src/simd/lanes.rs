@@ -1,7 +1,7 @@
 //! Sixteen f32 lanes on every instruction set, so that sums have one order everywhere.
 
 use fearless_simd::prelude::*;
-use fearless_simd::{Level, Simd, f32x4, f32x16, f64x2, u16x16, u32x16};
+use fearless_simd::{Level, Simd, f32x4, f32x8, f32x16, f64x2, u16x16, u32x8, u32x16};
 use half::{bf16, f16};
 
 /// Lanes of the one vector type that the kernels use.
@@ -104,30 +104,45 @@ pub fn load_f16<S: Simd>(simd: S, from: &[f16; LANES]) -> f32x16<S> {
     (magnitude | sign).bitcast()
 }
 
-/// Rounds to the nearest bf16, ties to even: what [`undraft_core::DType::round`] gives.
-#[inline(always)]
-pub fn round_bf16<S: Simd>(x: f32x16<S>) -> f32x16<S> {
-    let bits: u32x16<S> = x.bitcast();
-    let rounded = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
-    let nan = (bits | 0x0040_0000) & 0xffff_0000;
-    (bits & 0x7fff_ffff).simd_gt(0x7f80_0000).select(nan, rounded).bitcast()
+/// Rounding to 16-bit dtypes for vectors of one width.
+macro_rules! rounding {
+    ($(#[$lanes:meta])* $F:ident, $U:ident, $bf16:ident, $f16:ident) => {
+        /// Rounds to the nearest bf16, ties to even: what [`undraft_core::DType::round`] gives.
+        $(#[$lanes])*
+        #[inline(always)]
+        pub fn $bf16<S: Simd>(x: $F<S>) -> $F<S> {
+            let bits: $U<S> = x.bitcast();
+            let rounded: $F<S> = (bits + 0x7fff + ((bits >> 16) & 1)).bitcast();
+            let nan: $F<S> = (bits | 0x0040_0000).bitcast();
+            let bits: $U<S> = x.simd_eq(x).select(rounded, nan).bitcast();
+            (bits & 0xffff_0000).bitcast()
+        }
+
+        /// Rounds to the nearest f16, ties to even, subnormals too; infinity from 65,520 on.
+        $(#[$lanes])*
+        #[inline(always)]
+        pub fn $f16<S: Simd>(x: $F<S>) -> $F<S> {
+            let splat = |c: f32| $F::splat(x.token(), c);
+            let bits: $U<S> = x.bitcast();
+            let (sign, magnitude) = (bits & 0x8000_0000, bits & 0x7fff_ffff);
+            let normal: $F<S> = ((magnitude + 0xfff + ((magnitude >> 13) & 1)) & 0xffff_e000).bitcast();
+            let normal = normal.simd_ge(splat(65_536.0)).select(splat(f32::INFINITY), normal);
+            // Below 2^-14 the step is 2^-24, as it is for f32 in 0.5..1.
+            let size: $F<S> = magnitude.bitcast();
+            let small = (size + splat(0.5)) - splat(0.5);
+            let rounded = size.simd_lt(splat(2f32.powi(-14))).select(small, normal);
+            let nan: $F<S> = ((magnitude | 0x0040_0000) & 0xffff_e000).bitcast();
+            let rounded: $U<S> = x.simd_eq(x).select(rounded, nan).bitcast();
+            (rounded | sign).bitcast()
+        }
+    };
 }
 
-/// Rounds to the nearest f16, ties to even, subnormals too; infinity from 65,520 on.
-#[inline(always)]
-pub fn round_f16<S: Simd>(x: f32x16<S>) -> f32x16<S> {
-    let bits: u32x16<S> = x.bitcast();
-    let (sign, magnitude) = (bits & 0x8000_0000, bits & 0x7fff_ffff);
-    let normal = (magnitude + 0xfff + ((magnitude >> 13) & 1)) & 0xffff_e000;
-    let infinity = u32x16::splat(x.token(), 0x7f80_0000);
-    let normal = normal.simd_ge(0x4780_0000).select(infinity, normal);
-    // Below 2^-14 the step is 2^-24, as it is for f32 in 0.5..1.
-    let half = f32x16::splat(x.token(), 0.5);
-    let small: u32x16<S> = ((magnitude.bitcast::<f32x16<S>>() + half) - half).bitcast();
-    let rounded = magnitude.simd_lt(0x3880_0000).select(small, normal);
-    let nan = (magnitude | 0x0040_0000) & 0xffff_e000;
-    (magnitude.simd_gt(0x7f80_0000).select(nan, rounded) | sign).bitcast()
-}
+rounding!(f32x16, u32x16, round_bf16, round_f16);
+rounding!(
+    /// Half a vector.
+    f32x8, u32x8, round_bf16_half, round_f16_half
+);
 
 #[inline(always)]
 fn load_bits<S: Simd>(simd: S, bits: [u16; LANES]) -> u16x16<S> {

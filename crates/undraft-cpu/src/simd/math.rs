@@ -60,7 +60,7 @@ pub fn softplus<S: Simd>(simd: S, x: f32x16<S>) -> f32x16<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Isa, Token, load, store};
+    use crate::simd::{Isa, Token, load, round_bf16_half, round_f16_half, store};
 
     fn apply(token: Token, x: &[f32; 16], f: &str) -> [f32; 16] {
         let mut out = [0.0; 16];
@@ -72,6 +72,13 @@ mod tests {
                 "softplus" => softplus(s, x),
                 "bf16" => crate::simd::round_bf16(x),
                 "f16" => crate::simd::round_f16(x),
+                "bf16 in halves" | "f16 in halves" => {
+                    let (low, high) = x.split();
+                    match f {
+                        "f16 in halves" => round_f16_half(low).combine(round_f16_half(high)),
+                        _ => round_bf16_half(low).combine(round_bf16_half(high)),
+                    }
+                }
                 _ => silu(s, x),
             };
             store(y, &mut out);
@@ -122,7 +129,12 @@ mod tests {
         for isa in Isa::ALL {
             let Ok(token) = Token::new(isa) else { continue };
             for x in all.as_chunks::<16>().0 {
-                for (name, dtype) in [("bf16", DType::Bf16), ("f16", DType::F16)] {
+                for (name, dtype) in [
+                    ("bf16", DType::Bf16),
+                    ("f16", DType::F16),
+                    ("bf16 in halves", DType::Bf16),
+                    ("f16 in halves", DType::F16),
+                ] {
                     for (x, y) in x.iter().zip(apply(token, x, name)) {
                         let want = dtype.round(*x);
                         let same = y.to_bits() == want.to_bits() || y.is_nan() && want.is_nan();

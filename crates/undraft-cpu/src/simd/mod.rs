@@ -12,7 +12,8 @@ pub use fearless_simd::prelude;
 pub use fearless_simd::{Simd, f32x4, f32x8, f32x16, u16x16, u32x16};
 pub use isa::{Isa, Token};
 pub use lanes::{
-    LANES, fma, fold, load, load_bf16, load_f16, round_bf16, round_f16, software_fma, splat, store, sum, sum_each, zero,
+    LANES, fma, fold, load, load_bf16, load_f16, round_bf16, round_bf16_half, round_f16, round_f16_half, software_fma,
+    splat, store, sum, sum_each, zero,
 };
 pub use math::{exp, sigmoid, silu, softplus};
 pub use prefetch::{Ahead, prefetch};
