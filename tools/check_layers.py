@@ -18,6 +18,7 @@ FLOORS = {
     "undraft-core": (set(), set()),
     "undraft-testing": ({"undraft-core"}, set()),
     "undraft-cpu": ({"undraft-core"}, TESTING),
+    "undraft-cuda": ({"undraft-core"}, TESTING),
     "undraft": ({"undraft-core", "undraft-cpu"}, TESTING),
     "undraft-model": ({"undraft"}, TESTING),
     "undraft-cli": ({"undraft", "undraft-model"} | TESTING, set()),

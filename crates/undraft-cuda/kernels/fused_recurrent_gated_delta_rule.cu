@@ -1,0 +1,62 @@
+// fused_recurrent_gated_delta_rule: decode, verify (chains and draft trees) and exact prefill, with the kept tokens of the
+// window before replayed on the way.
+//
+// | name | shape | dtype | direction |
+// | --- | --- | --- | --- |
+// | q, k | [num_tokens, H, K], rows q_stride, k_stride elements apart | f32, bf16, f16 | in |
+// | v | [num_tokens, HV, V], rows v_stride apart | f32, bf16, f16 | in |
+// | decay | [num_tokens, HV] or (per_channel) [num_tokens, HV, K], rows decay_stride apart | f32, bf16, f16 | in |
+// | beta | [num_tokens, HV], rows beta_stride apart | f32, bf16, f16 | in |
+// | a_log, dt_bias | [HV]; [HV] or [HV, K]; with decay form gate | f32 | in |
+// | state | [num_slots, HV, V, K], slots state_stride apart, 16-byte aligned in the kernels of whole vectors | S | in, out |
+// | cu_seqlens, state_indices | [num_seqs + 1], [num_seqs], -1 = padding | i32 | in |
+// | parents | [num_tokens] or null: chains | i32 | in |
+// | pending_k, _decay, _delta | [num_log_slots, pending_max] [H, K], [HV] or [HV, K], [HV, V] | f32 | in |
+// | pending_slots, log_slots | [num_seqs] or null: as state_indices | i32 | in |
+// | num_pending, pending_path | [num_seqs], [num_seqs, pending_max], or null | u32 | in |
+// | log_k, log_decay, log_delta | as pending with log_max, and in other memory | f32 | out |
+// | captured | [num_seqs, capture_max, HV, V, K] | S | out |
+// | out | [num_tokens, HV, V], rows out_stride apart | f32, bf16, f16 | out |
+//
+// One block a (sequence, value head, share of its rows). Eight lanes hold a row: lane l elements 4 (l + 8 j) .. + 3, which
+// they add in rising j; then lanes l and l ^ 4 are added, l and l ^ 2, l and l ^ 1. That order depends on K alone.
+#include "recurrent_any.cuh"
+#include "recurrent_short.cuh"
+
+// BLOCKS share a multiprocessor: at most 128 registers a thread where they are four.
+#define SHORT_OF(dtype, S, KP, NR, TREE, BLOCKS, kind)                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                          \
+        recurrent_##dtype##_k##KP##_r##NR##_##kind(const __grid_constant__ RecurrentParams p) {            \
+        Short<S, KP, NR, TREE>::run(p);                                                                    \
+    }
+#define ANY_OF(dtype, S, KP, NR, WHOLE, kind)                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                               \
+        recurrent_##dtype##_k##KP##_r##NR##_##kind(const __grid_constant__ RecurrentParams p) {            \
+        Any<S, KP, NR, WHOLE>::run(p);                                                                     \
+    }
+
+// Short chains with one decay a head, whole vectors: one row a group for few rows, more for many.
+#define CHAIN(KP, NR)                                                                                      \
+    SHORT_OF(f32, float, KP, NR, false, 4, chain)                                                          \
+    SHORT_OF(bf16, Bf16, KP, NR, false, 4, chain)                                                          \
+    SHORT_OF(f16, F16s, KP, NR, false, 4, chain)
+CHAIN(64, 1)
+CHAIN(64, 4)
+CHAIN(128, 1)
+CHAIN(128, 4)
+CHAIN(256, 1)
+CHAIN(256, 2)
+
+// Trees of at most 16 tokens.
+SHORT_OF(f32, float, 128, 4, true, 3, tree)
+SHORT_OF(bf16, Bf16, 128, 4, true, 3, tree)
+SHORT_OF(f16, F16s, 128, 4, true, 3, tree)
+
+// Everything else: long windows, trees, a decay per channel, other head sizes (padded with zeros).
+#define ANY(KP, NR, WHOLE, kind)                                                                           \
+    ANY_OF(f32, float, KP, NR, WHOLE, kind) ANY_OF(bf16, Bf16, KP, NR, WHOLE, kind) ANY_OF(f16, F16s, KP, NR, WHOLE, kind)
+ANY(128, 2, true, any)
+ANY(32, 2, false, odd)
+ANY(64, 2, false, odd)
+ANY(128, 2, false, odd)
+ANY(256, 1, false, odd)

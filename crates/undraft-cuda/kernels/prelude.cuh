@@ -1,0 +1,142 @@
+// What the kernels share: element types, loads and stores, reductions. No headers, so that nvcc and NVRTC compile the
+// same text. Built with -fmad=false: a multiplication and an addition are fused where __fmaf_rn says so, and only there.
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+typedef long long i64;
+
+// Dtypes of tensors that are told apart at run time (they are read once a token, not once a state element).
+enum DType { F32 = 0, BF16 = 1, F16 = 2 };
+// How the decay is given.
+enum DecayForm { DECAY_LOG = 0, DECAY_LINEAR = 1, DECAY_NEG_LOG = 2, DECAY_GATE = 3 };
+// What a window leaves.
+enum Capture { CAPTURE_FINAL = 0, CAPTURE_PER_TOKEN = 1, CAPTURE_DELTA_LOG = 2 };
+
+struct Bf16 {
+    u16 bits;
+};
+struct F16s {
+    u16 bits;
+};
+
+__device__ __forceinline__ float from_bf16(u16 x) { return __uint_as_float((u32)x << 16); }
+__device__ __forceinline__ float from_f16(u16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+// Nearest even; beyond the largest number lies infinity.
+__device__ __forceinline__ u16 to_bf16(float x) {
+    u32 y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(0.0f), "f"(x));
+    return (u16)y;
+}
+__device__ __forceinline__ u16 to_f16(float x) {
+    u16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float load_as_f32(const void* p, int dtype, i64 i) {
+    if (dtype == F32) return ((const float*)p)[i];
+    u16 x = ((const u16*)p)[i];
+    return dtype == BF16 ? from_bf16(x) : from_f16(x);
+}
+// The two halves of `load_as_f32`: loads of many elements go out before the first is waited for.
+__device__ __forceinline__ u32 load_raw(const void* p, int dtype, i64 i) {
+    return dtype == F32 ? ((const u32*)p)[i] : ((const u16*)p)[i];
+}
+__device__ __forceinline__ float raw_to_f32(u32 x, int dtype) {
+    return dtype == F32 ? __uint_as_float(x) : dtype == BF16 ? from_bf16((u16)x) : from_f16((u16)x);
+}
+__device__ __forceinline__ void store_from_f32(void* p, int dtype, i64 i, float x) {
+    if (dtype == F32)
+        ((float*)p)[i] = x;
+    else
+        ((u16*)p)[i] = dtype == BF16 ? to_bf16(x) : to_f16(x);
+}
+__device__ __forceinline__ float round_to(float x, int dtype) {
+    if (dtype == BF16) return from_bf16(to_bf16(x));
+    if (dtype == F16) return from_f16(to_f16(x));
+    return x;
+}
+
+// Element types of states. `Four` is four neighbours as they lie in memory.
+template <typename S>
+struct StateOf;
+template <>
+struct StateOf<float> {
+    typedef float4 Four;
+    static __device__ __forceinline__ float get(const float* p) { return *p; }
+    static __device__ __forceinline__ void put(float* p, float x) { *p = x; }
+    static __device__ __forceinline__ float round(float x) { return x; }
+    static __device__ __forceinline__ void round4(float (&)[4]) {}
+    static __device__ __forceinline__ void unpack(float4 f, float (&x)[4]) { x[0] = f.x, x[1] = f.y, x[2] = f.z, x[3] = f.w; }
+    static __device__ __forceinline__ float4 pack(const float (&x)[4]) { return make_float4(x[0], x[1], x[2], x[3]); }
+};
+template <>
+struct StateOf<Bf16> {
+    typedef uint2 Four;
+    static __device__ __forceinline__ float get(const Bf16* p) { return from_bf16(p->bits); }
+    static __device__ __forceinline__ void put(Bf16* p, float x) { p->bits = to_bf16(x); }
+    static __device__ __forceinline__ float round(float x) { return from_bf16(to_bf16(x)); }
+    static __device__ __forceinline__ void round4(float (&x)[4]) { unpack(pack(x), x); }
+    static __device__ __forceinline__ void unpack(uint2 f, float (&x)[4]) {
+        x[0] = __uint_as_float(f.x << 16), x[1] = __uint_as_float(f.x & 0xffff0000u);
+        x[2] = __uint_as_float(f.y << 16), x[3] = __uint_as_float(f.y & 0xffff0000u);
+    }
+    static __device__ __forceinline__ uint2 pack(const float (&x)[4]) {
+        uint2 y;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y.x) : "f"(x[1]), "f"(x[0]));
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y.y) : "f"(x[3]), "f"(x[2]));
+        return y;
+    }
+};
+template <>
+struct StateOf<F16s> {
+    typedef uint2 Four;
+    static __device__ __forceinline__ float get(const F16s* p) { return from_f16(p->bits); }
+    static __device__ __forceinline__ void put(F16s* p, float x) { p->bits = to_f16(x); }
+    static __device__ __forceinline__ float round(float x) { return from_f16(to_f16(x)); }
+    static __device__ __forceinline__ void round4(float (&x)[4]) { unpack(pack(x), x); }
+    static __device__ __forceinline__ void unpack(uint2 f, float (&x)[4]) {
+        x[0] = from_f16((u16)f.x), x[1] = from_f16((u16)(f.x >> 16));
+        x[2] = from_f16((u16)f.y), x[3] = from_f16((u16)(f.y >> 16));
+    }
+    static __device__ __forceinline__ uint2 pack(const float (&x)[4]) {
+        uint2 y;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y.x) : "f"(x[1]), "f"(x[0]));
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y.y) : "f"(x[3]), "f"(x[2]));
+        return y;
+    }
+};
+
+// Asynchronous copies to shared memory, each thread its own: what a thread copied it may read after `copies_done`.
+__device__ __forceinline__ void copy_async(float4* to, const float4* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+}
+__device__ __forceinline__ void copy_async(uint2* to, const uint2* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+}
+__device__ __forceinline__ void copy_async(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+}
+__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Sum over the 32 lanes of a warp, the same bits in each.
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int o = 16; o; o >>= 1) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, o));
+    return x;
+}
+
+// softplus, the gate's log decay and sigmoid in f64, as the CPU has them.
+__device__ __forceinline__ double gate_log_decay(float a, float a_log, float dt_bias) {
+    double x = (double)a + (double)dt_bias;
+    double softplus = fmax(x, 0.0) + log1p(exp(-fabs(x)));
+    return -exp((double)a_log) * softplus;
+}
+__device__ __forceinline__ double sigmoid64(float x) { return 1.0 / (1.0 + exp(-(double)x)); }
+__device__ __forceinline__ float sigmoid32(float x) { return __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-x))); }

@@ -1,0 +1,518 @@
+// What the kernels of the recurrence share: tokens prepared in shared memory, rows of the state in registers. How a block
+// goes through its work is in recurrent_short.cuh and recurrent_any.cuh.
+#pragma once
+#include "prelude.cuh"
+
+#define THREADS 128
+// Log entries in shared memory at a time, and the most rows that a unit of work has.
+#define PENDING_CHUNK 8
+#define MAX_ROWS 128
+
+struct RecurrentParams {
+    const void *q, *k, *v, *decay, *beta;
+    const float *a_log, *dt_bias;
+    void *out, *state, *captured;
+    const int *cu_seqlens, *state_indices, *parents;
+    const float *pending_k, *pending_decay, *pending_delta;
+    const int* pending_slots;
+    const u32 *num_pending, *pending_path;
+    float *log_k, *log_decay, *log_delta;
+    const int* log_slots;
+    i64 q_stride, k_stride, v_stride, decay_stride, beta_stride, out_stride, state_stride;
+    int num_seqs, num_k_heads, num_v_heads, head_k_dim, head_v_dim;
+    int pending_max, log_max, capture_max, max_window, max_pending;
+    int q_dtype, k_dtype, v_dtype, decay_dtype, beta_dtype, out_dtype;
+    int decay_form, per_channel, beta_is_logit, tiled, l2_norm, round_io, capture;
+    int rows_per_block, blocks_per_head, num_units, v_heads_per_k_head;
+    int step_split, step_head, step_seq;  // gridDim.x units, as shares of a head, heads and sequences
+    float eps, scale;
+};
+
+// S: element type of the state. KP: K padded. NR: rows of a lane group. TM: tokens in shared memory at a time. CHANNELS: a
+// decay per channel may come. TREES: draft trees may come. WHOLE: K == KP and the state is aligned, so that lanes move
+// whole vectors.
+template <typename S, int KP, int NR, int TM, bool CHANNELS, bool TREES, bool WHOLE>
+struct Recurrent {
+    static constexpr int NV = KP / 32;             // vectors of 4 that a lane holds of a row
+    static constexpr int ROWS = THREADS / 8 * NR;  // rows of a tile
+    // Whether k of a token stays in registers between its two uses; beside many rows it would not fit.
+    static constexpr bool KEEP_K = NR * NV <= 8;
+    typedef StateOf<S> St;
+    typedef typename St::Four Four;
+
+    const RecurrentParams& p;
+    // The unit of work: rows row_begin .. row_end of a value head of a sequence.
+    int seq, hv, h, start, tokens, pending, row_begin, row_end;
+    i64 pending_first, log_first;
+    S* state;  // of the unit's first row
+    int tid, lane, l8, group;
+    float s[NR][NV][4];
+
+    __device__ __forceinline__ Recurrent(const RecurrentParams& params) : p(params) { locate(); }
+    // Reads the thread's index anew: what follows from it is then worked out where it is needed, instead of held in
+    // registers all the way from the kernel's beginning.
+    __device__ __forceinline__ void locate() {
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
+        lane = tid & 31, l8 = tid & 7, group = tid >> 3;
+    }
+
+    // What a unit's work begins with. Loaded long before it is looked at.
+    struct __align__(16) Unit {
+        int slot, begin, end, pending;
+    };
+    // Element of the unit's first row and token in `out`; in `log_delta` or `captured`, as the capture is.
+    struct __align__(16) Bases {
+        i64 out, capture;
+    };
+    __device__ __forceinline__ Bases& bases() const { return *at<Bases>(BASES); }
+    // Where a unit lies: share of the rows, value head, sequence.
+    struct Place {
+        int split, hv, seq;
+    };
+    __device__ __forceinline__ Place place_of(int unit) const {
+        int head = unit / p.blocks_per_head;
+        return Place{unit % p.blocks_per_head, head % p.num_v_heads, head / p.num_v_heads};
+    }
+    // gridDim.x units further. All blocks so work on neighbouring units at a time, which the memory likes best.
+    __device__ __forceinline__ Place after(Place at) const {
+        at.split += p.step_split, at.hv += p.step_head, at.seq += p.step_seq;
+        if (at.split >= p.blocks_per_head) at.split -= p.blocks_per_head, ++at.hv;
+        if (at.hv >= p.num_v_heads) at.hv -= p.num_v_heads, ++at.seq;
+        return at;
+    }
+    __device__ __forceinline__ Unit load_unit(const Place& at) const {
+        return Unit{p.state_indices[at.seq], p.cu_seqlens[at.seq], p.cu_seqlens[at.seq + 1],
+                    p.num_pending ? (int)p.num_pending[at.seq] : 0};
+    }
+    // The first row of a unit's state, and its rows; null for padding and where nothing is to be done.
+    __device__ __forceinline__ S* rows_of(const Place& at, const Unit& u, int& rows) const {
+        int first = at.split * p.rows_per_block;
+        rows = min(p.rows_per_block, p.head_v_dim - first);
+        if (u.slot < 0 || (u.begin == u.end && u.pending == 0)) return nullptr;
+        return (S*)p.state + u.slot * p.state_stride + ((i64)at.hv * p.head_v_dim + first) * p.head_k_dim;
+    }
+    // Makes it the unit that is worked on; false where there is no work.
+    __device__ __forceinline__ bool begin(const Place& at, const Unit& u) {
+        int rows;
+        seq = at.seq, hv = at.hv;
+        h = p.tiled ? hv % p.num_k_heads : hv / p.v_heads_per_k_head;
+        start = u.begin, tokens = u.end - u.begin, pending = u.pending;
+        row_begin = at.split * p.rows_per_block;
+        state = rows_of(at, u, rows);
+        row_end = row_begin + rows;
+        Bases b;
+        b.out = start * p.out_stride + (i64)hv * p.head_v_dim + row_begin;
+        if (u.slot < 0) zero_out(b);
+        if (!state) return false;
+        pending_first = (i64)(p.pending_slots ? p.pending_slots[seq] : u.slot) * p.pending_max;
+        log_first = (i64)(p.log_slots ? p.log_slots[seq] : u.slot) * p.log_max;
+        if (p.capture == CAPTURE_PER_TOKEN)
+            b.capture = (((i64)seq * p.capture_max * p.num_v_heads + hv) * p.head_v_dim + row_begin) * p.head_k_dim;
+        else
+            b.capture = (log_first * p.num_v_heads + hv) * p.head_v_dim + row_begin;
+        if (tid == 0) bases() = b;
+        return true;
+    }
+
+    // ---- shared memory: sizes known at compile time, but for a decay per channel at the end ---------------------
+
+    static constexpr int STAGE = 0;  // [NR][NV][THREADS] vectors, each a thread's own
+    static constexpr int Q = STAGE + NR * NV * THREADS * (int)sizeof(Four), K = Q + TM * KP * 4;  // [TM][KP] each
+    static constexpr int PENDING_K = K + TM * KP * 4;                      // [PENDING_CHUNK][KP]
+    static constexpr int V = PENDING_K + PENDING_CHUNK * KP * 4;           // [TM][MAX_ROWS]: v, then delta
+    static constexpr int PENDING_DELTA = V + TM * MAX_ROWS * 4;            // [PENDING_CHUNK][MAX_ROWS]
+    // [TM][MAX_ROWS], outputs: in the place of the pending deltas, which are used up before, if there is room.
+    static constexpr int OUT = TM <= PENDING_CHUNK ? PENDING_DELTA : PENDING_DELTA + PENDING_CHUNK * MAX_ROWS * 4;
+    static constexpr int BETA = OUT + (TM <= PENDING_CHUNK ? PENDING_CHUNK : TM) * MAX_ROWS * 4;  // [TM]
+    static constexpr int PARENT = BETA + TM * 4, ORDER = PARENT + TM * 4;  // [TM] each
+    static constexpr int NEXT = ORDER + TM * 4;                            // the unit after this one
+    static constexpr int BASES = NEXT + 32, DECAY = BASES + 16;  // [TM][1 or KP], then [PENDING_CHUNK][1 or KP]
+
+    template <typename T = float>
+    static __device__ __forceinline__ T* at(int offset) {
+        extern __shared__ __align__(16) unsigned char shared[];
+        return (T*)(shared + offset);
+    }
+    __device__ __forceinline__ int decay_len() const { return CHANNELS && p.per_channel ? KP : 1; }
+    __device__ __forceinline__ float* decay_at(int t) const { return at(DECAY) + t * decay_len(); }
+    __device__ __forceinline__ float* pending_decay_at(int i) const { return decay_at(TM + i); }
+    __device__ __forceinline__ Four& stage(int r, int j) const { return at<Four>(STAGE)[(r * NV + j) * THREADS + tid]; }
+
+    __device__ __forceinline__ void zero_out(const Bases& b) const {
+        for (int t = 0; t < tokens; ++t)
+            for (int r = tid; r < row_end - row_begin; r += THREADS)
+                store_from_f32(p.out, p.out_dtype, b.out + t * p.out_stride + r, 0.0f);
+    }
+
+    // ---- tokens -------------------------------------------------------------------------------------------------
+
+    // This lane's elements of a head of q or k, as they lie in memory.
+    __device__ __forceinline__ void load_key(const void* from, int dtype, i64 first, u32 (&x)[NV]) const {
+#pragma unroll
+        for (int j = 0; j < NV; ++j) {
+            int i = lane + 32 * j;
+            x[j] = WHOLE || i < p.head_k_dim ? load_raw(from, dtype, first + i) : 0;
+        }
+    }
+    // One warp: the head into `to`, normalised and rounded as asked, padded with zeros.
+    __device__ __forceinline__ void prepare_key(const u32 (&raw)[NV], int dtype, float* to, float* log) const {
+        float x[NV], sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < NV; ++j) x[j] = raw_to_f32(raw[j], dtype);
+        if (p.l2_norm) {
+#pragma unroll
+            for (int j = 0; j < NV; ++j) sum = __fmaf_rn(x[j], x[j], sum);
+            float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(sum), p.eps)));
+#pragma unroll
+            for (int j = 0; j < NV; ++j) x[j] = __fmul_rn(x[j], factor);
+        }
+#pragma unroll
+        for (int j = 0; j < NV; ++j) {
+            int i = lane + 32 * j;
+            if (p.round_io) x[j] = round_to(x[j], p.k_dtype);
+            to[i] = x[j];
+            if (log && (WHOLE || i < p.head_k_dim)) log[i] = x[j];
+        }
+    }
+
+    // The decay factor of a token and channel (0 where a head has one).
+    __device__ __forceinline__ float decay_factor(int t, int channel) const {
+        int channels = p.per_channel ? p.head_k_dim : 1;
+        float x = load_as_f32(p.decay, p.decay_dtype, (start + (i64)t) * p.decay_stride + (i64)hv * channels + channel);
+        if (p.decay_form == DECAY_LINEAR) return x;
+        double g = p.decay_form == DECAY_LOG       ? (double)x
+                   : p.decay_form == DECAY_NEG_LOG ? -(double)x
+                                                   : gate_log_decay(x, p.a_log[hv], p.dt_bias[(i64)hv * channels + channel]);
+        return (float)exp(g);
+    }
+
+    // Tokens first .. first + n into shared memory; with `log`, this unit's share of k and decay into the log.
+    __device__ __forceinline__ void prepare_window(int first, int n, bool log) {
+        log = log && p.capture == CAPTURE_DELTA_LOG && row_begin == 0;
+        bool log_key = log && (p.tiled ? hv < p.num_k_heads : hv % p.v_heads_per_k_head == 0);
+        int warp = tid >> 5, row = row_begin + tid;
+        // A warp takes q and k of one of four tokens, a thread v of one row and all four.
+        for (int t = 0; t < n; t += 4) {
+            u32 k[NV], q[NV], v[4];
+            bool mine = t + warp < n;
+            i64 token = start + (i64)first + t, key = (i64)h * p.head_k_dim;
+            if (mine) {
+                load_key(p.k, p.k_dtype, (token + warp) * p.k_stride + key, k);
+                load_key(p.q, p.q_dtype, (token + warp) * p.q_stride + key, q);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (t + i < n && row < row_end)
+                    v[i] = load_raw(p.v, p.v_dtype, (token + i) * p.v_stride + (i64)hv * p.head_v_dim + row);
+            if (t == 0) prepare_gates(first, n, log);
+            if (mine) {
+                i64 entry = log_first + first + t + warp;
+                float* to = log_key ? p.log_k + (entry * p.num_k_heads + h) * p.head_k_dim : nullptr;
+                prepare_key(k, p.k_dtype, at(K) + (t + warp) * KP, to);
+                prepare_key(q, p.q_dtype, at(Q) + (t + warp) * KP, nullptr);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (t + i < n && row < row_end) at(V)[(t + i) * MAX_ROWS + tid] = raw_to_f32(v[i], p.v_dtype);
+        }
+    }
+    // Decay factors by the last warp (all of them where each channel has one), betas and parents by the one before.
+    __device__ __forceinline__ void prepare_gates(int first, int n, bool log) {
+        int t = tid - (THREADS - 32);
+        if (!CHANNELS || !p.per_channel) {
+            if (t >= 0 && t < n) {
+                float factor = decay_factor(first + t, 0);
+                *decay_at(t) = factor;
+                if (log) p.log_decay[(log_first + first + t) * p.num_v_heads + hv] = factor;
+            }
+        } else {
+            for (int i = tid; i < n * KP; i += THREADS) {
+                int c = i % KP;
+                float factor = c < p.head_k_dim ? decay_factor(first + i / KP, c) : 1.0f;
+                at(DECAY)[i] = factor;
+                i64 entry = (log_first + first + i / KP) * p.num_v_heads + hv;
+                if (log && c < p.head_k_dim) p.log_decay[entry * p.head_k_dim + c] = factor;
+            }
+        }
+        t = tid - (THREADS - 64);
+        if (t >= 0 && t < 32 && t < n) {
+            float b = load_as_f32(p.beta, p.beta_dtype, (start + (i64)first + t) * p.beta_stride + hv);
+            if (p.beta_is_logit) b = (float)sigmoid64(b);
+            at(BETA)[t] = p.round_io ? round_to(b, p.k_dtype) : b;
+            if (TREES && p.parents) at<int>(PARENT)[t] = p.parents[start + first + t];
+        }
+    }
+
+    // Begins to copy pending entries first .. first + n.
+    __device__ __forceinline__ void prepare_pending(int first, int n) {
+        for (int i = 0; i < n; ++i) {
+            i64 entry = pending_entry(first + i), head = entry * p.num_v_heads + hv;
+            const float* k = p.pending_k + (entry * p.num_k_heads + h) * p.head_k_dim;
+            for (int j = tid; j < KP; j += THREADS) {
+                float* to = at(PENDING_K) + i * KP + j;
+                if (WHOLE || j < p.head_k_dim)
+                    copy_async(to, k + j);
+                else
+                    *to = 0.0f;
+            }
+            int row = row_begin + tid;
+            if (row < row_end) copy_async(at(PENDING_DELTA) + i * MAX_ROWS + tid, p.pending_delta + head * p.head_v_dim + row);
+            if (!CHANNELS || !p.per_channel) {
+                if (tid == 0) copy_async(pending_decay_at(i), p.pending_decay + head);
+            } else {
+                for (int c = tid; c < KP; c += THREADS) {
+                    if (c < p.head_k_dim)
+                        copy_async(pending_decay_at(i) + c, p.pending_decay + head * p.head_k_dim + c);
+                    else
+                        pending_decay_at(i)[c] = 1.0f;
+                }
+            }
+        }
+    }
+    __device__ __forceinline__ i64 pending_entry(int i) const {
+        return pending_first + (p.pending_path ? p.pending_path[(i64)seq * p.pending_max + i] : i);
+    }
+
+    // ---- state --------------------------------------------------------------------------------------------------
+
+    // A row of this lane group, counted from the unit's first.
+    __device__ __forceinline__ int row_of(int tile, int r) const { return tile + group * NR + r; }
+    __device__ __forceinline__ bool inside(int row) const { return row < row_end - row_begin; }
+
+    // Begins to copy this thread's part of a tile to the stage.
+    __device__ __forceinline__ void fetch(const S* from, int tile, int rows) {
+#pragma unroll
+        for (int r = 0; r < NR; ++r) {
+            const Four* row = (const Four*)(from + (i64)row_of(tile, r) * KP) + l8;
+            if (row_of(tile, r) < rows) {
+#pragma unroll
+                for (int j = 0; j < NV; ++j) copy_async(&stage(r, j), row + 8 * j);
+            }
+        }
+    }
+    // This thread's part of a tile into registers.
+    __device__ __forceinline__ void take(int tile) {
+        if (WHOLE) copies_done();
+#pragma unroll
+        for (int r = 0; r < NR; ++r)
+            if (WHOLE) {
+#pragma unroll
+                for (int j = 0; j < NV; ++j) St::unpack(stage(r, j), s[r][j]);
+            } else {
+                load_row(state, tile, r);
+            }
+    }
+    // A row in elements, zeros beyond K and V.
+    __device__ __forceinline__ void load_row(const S* from, int tile, int r) {
+        bool in = inside(row_of(tile, r));
+        const S* row = from + (i64)row_of(tile, r) * p.head_k_dim;
+#pragma unroll
+        for (int j = 0; j < NV; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                int i = (l8 + 8 * j) * 4 + e;
+                s[r][j][e] = in && i < p.head_k_dim ? St::get(row + i) : 0.0f;
+            }
+    }
+    __device__ __forceinline__ void store(S* to, int tile) {
+#pragma unroll
+        for (int r = 0; r < NR; ++r) {
+            if (!inside(row_of(tile, r))) continue;
+            if (WHOLE) {
+                Four* row = (Four*)(to + (i64)row_of(tile, r) * KP) + l8;
+#pragma unroll
+                for (int j = 0; j < NV; ++j) row[8 * j] = St::pack(s[r][j]);
+            } else {
+                S* row = to + (i64)row_of(tile, r) * p.head_k_dim;
+#pragma unroll
+                for (int j = 0; j < NV; ++j)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        int i = (l8 + 8 * j) * 4 + e;
+                        if (i < p.head_k_dim) St::put(row + i, s[r][j][e]);
+                    }
+            }
+        }
+    }
+
+    // ---- arithmetic ---------------------------------------------------------------------------------------------
+
+    __device__ __forceinline__ void read4(const float* from, int j, float (&x)[4]) const {
+        StateOf<float>::unpack(((const float4*)from)[l8 + 8 * j], x);
+    }
+    // The factors of this lane's elements of vector j.
+    __device__ __forceinline__ void read_decay(const float* decay, int j, float (&x)[4]) const {
+        if (CHANNELS && p.per_channel)
+            read4(decay, j, x);
+        else
+            x[0] = x[1] = x[2] = x[3] = decay[0];
+    }
+
+    // S = S * decay, S = fma(delta, k, S), rounded. Deltas of rows beyond the last are whatever lies there, and so are their
+    // states, which nobody stores.
+    __device__ __forceinline__ void replay(const float* k, const float* decay, const float* delta, int tile) {
+        float d[NR];
+#pragma unroll
+        for (int r = 0; r < NR; ++r) d[r] = delta[row_of(tile, r)];
+#pragma unroll
+        for (int j = 0; j < NV; ++j) {
+            float kk[4], al[4];
+            read4(k, j, kk);
+            read_decay(decay, j, al);
+#pragma unroll
+            for (int r = 0; r < NR; ++r) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) s[r][j][e] = __fmaf_rn(d[r], kk[e], __fmul_rn(s[r][j][e], al[e]));
+                St::round4(s[r][j]);
+            }
+        }
+    }
+
+    // Sums over the eight lanes of a group: lane l gets that of row l / (8 / NR). Pairs l, l ^ 4, then l ^ 2, then l ^ 1,
+    // whichever NR.
+    __device__ __forceinline__ float reduce(const float (&x)[NR]) const {
+        float y;
+        if (NR == 4) {
+            bool high = l8 & 4, odd = l8 & 2;
+            float a = __fadd_rn(high ? x[NR - 2] : x[0], __shfl_xor_sync(~0u, high ? x[0] : x[NR - 2], 4));
+            float b = __fadd_rn(high ? x[NR - 1] : x[NR > 1], __shfl_xor_sync(~0u, high ? x[NR > 1] : x[NR - 1], 4));
+            y = __fadd_rn(odd ? b : a, __shfl_xor_sync(~0u, odd ? a : b, 2));
+        } else if (NR == 2) {
+            bool high = l8 & 4;
+            y = __fadd_rn(high ? x[NR - 1] : x[0], __shfl_xor_sync(~0u, high ? x[0] : x[NR - 1], 4));
+            y = __fadd_rn(y, __shfl_xor_sync(~0u, y, 2));
+        } else {
+            y = __fadd_rn(x[0], __shfl_xor_sync(~0u, x[0], 4));
+            y = __fadd_rn(y, __shfl_xor_sync(~0u, y, 2));
+        }
+        return __fadd_rn(y, __shfl_xor_sync(~0u, y, 1));
+    }
+
+    // Token `first + t`, from the state in registers. Output and delta go to shared memory, and with DIRECT out of it.
+    template <bool DIRECT>
+    __device__ __forceinline__ void step(int first, int t, int tile) {
+        const float *k = at(K) + t * KP, *q = at(Q) + t * KP, *decay = decay_at(t);
+        float kk[KEEP_K ? NV : 1][4], sum[NR];
+#pragma unroll
+        for (int r = 0; r < NR; ++r) sum[r] = 0.0f;
+#pragma unroll
+        for (int j = 0; j < NV; ++j) {
+            float al[4];
+            float(&kj)[4] = kk[KEEP_K ? j : 0];
+            read4(k, j, kj);
+            read_decay(decay, j, al);
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+#pragma unroll
+                for (int r = 0; r < NR; ++r) {
+                    s[r][j][e] = __fmul_rn(s[r][j][e], al[e]);
+                    sum[r] = __fmaf_rn(s[r][j][e], kj[e], sum[r]);
+                }
+        }
+        // Else the compiler would keep k in registers that it does not have.
+        if (!KEEP_K) asm volatile("" ::: "memory");
+        // The lanes of a row's sum own the row: its v, delta and output.
+        int own = row_of(tile, l8 / (8 / NR));
+        bool owner = l8 % (8 / NR) == 0;
+        float delta = __fmul_rn(__fsub_rn(at(V)[t * MAX_ROWS + own], reduce(sum)), at(BETA)[t]);
+        float d[NR];
+#pragma unroll
+        for (int r = 0; r < NR; ++r) {
+            d[r] = NR == 1 ? delta : __shfl_sync(~0u, delta, (lane & 24) | (r * (8 / NR)));
+            sum[r] = 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < NV; ++j) {
+            float qq[4];
+            float(&kj)[4] = kk[KEEP_K ? j : 0];
+            if (!KEEP_K) read4(k, j, kj);
+            read4(q, j, qq);
+#pragma unroll
+            for (int r = 0; r < NR; ++r) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    s[r][j][e] = __fmaf_rn(d[r], kj[e], s[r][j][e]);
+                    sum[r] = __fmaf_rn(s[r][j][e], qq[e], sum[r]);
+                }
+                St::round4(s[r][j]);
+            }
+        }
+        float o = reduce(sum);
+        // Every lane of the group has read v.
+        __syncwarp();
+        if (owner) at(V)[t * MAX_ROWS + own] = delta;
+        if (!DIRECT) {
+            if (owner) at(OUT)[t * MAX_ROWS + own] = o;
+        } else if (owner && inside(own)) {
+            put(bases(), first + t, own, o, delta);
+        }
+        if (p.capture == CAPTURE_PER_TOKEN) store(captured(first + t), tile);
+    }
+    // The output, and the log's delta, of a token and row.
+    __device__ __forceinline__ void put(const Bases& b, int t, int row, float o, float delta) const {
+        store_from_f32(p.out, p.out_dtype, b.out + t * p.out_stride + row, __fmul_rn(p.scale, o));
+        if (p.capture == CAPTURE_DELTA_LOG) p.log_delta[b.capture + t * (i64)p.num_v_heads * p.head_v_dim + row] = delta;
+    }
+    // Those of all tokens in shared memory; each thread a row, the one for which it prepares v and pending deltas.
+    __device__ __forceinline__ void put_all(const Bases& b) const {
+        if (!inside(tid)) return;
+        for (int t = 0; t < tokens; ++t) put(b, t, tid, at(OUT)[t * MAX_ROWS + tid], at(V)[t * MAX_ROWS + tid]);
+    }
+    __device__ __forceinline__ S* captured(int t) const {
+        return (S*)p.captured + bases().capture + t * (i64)p.num_v_heads * p.head_v_dim * p.head_k_dim;
+    }
+
+    // ---- trees of at most TM tokens -----------------------------------------------------------------------------
+
+    // Tokens in the order of a walk that goes down before it goes aside, by one warp: most follow the one before, whose
+    // state is in registers. The order is that of their paths, a digit of 16 for each ancestor.
+    __device__ __forceinline__ void prepare_order(int n) {
+        if (tid >> 5 != 1) return;
+        u64 path = 0;
+        int node = lane < n ? lane : -1;
+        for (int level = 0; level < TM; ++level) {
+            if (node >= 0) path = path >> 4 | (u64)node << 60;
+            if (node >= 0) node = p.parents[start + node];
+        }
+        int before = 0;
+        for (int i = 0; i < n; ++i) before += __shfl_sync(~0u, path, i) < path;
+        if (lane < n) at<int>(ORDER)[before] = lane;
+    }
+    // The state before the window, into and from the stage. Its elements were rounded before, so this is exact.
+    __device__ __forceinline__ void keep() {
+#pragma unroll
+        for (int r = 0; r < NR; ++r)
+#pragma unroll
+            for (int j = 0; j < NV; ++j) stage(r, j) = St::pack(s[r][j]);
+    }
+    __device__ __forceinline__ void back() {
+#pragma unroll
+        for (int r = 0; r < NR; ++r)
+#pragma unroll
+            for (int j = 0; j < NV; ++j) St::unpack(stage(r, j), s[r][j]);
+    }
+    // From the state before the window down to a token's, through deltas that lie where v was.
+    __device__ __forceinline__ void replay_path(int token, int tile) {
+        u64 path = 0;
+        int depth = 0;
+        for (int a = token; a >= 0; a = at<int>(PARENT)[a], ++depth) path = path << 4 | a;
+        // Owners wrote the deltas.
+        __syncwarp();
+        for (; depth > 0; --depth, path >>= 4) {
+            int a = path & 15;
+            replay(at(K) + a * KP, decay_at(a), at(V) + a * MAX_ROWS, tile);
+        }
+    }
+    // The state after the parent of token t into registers, which hold that after `last`.
+    __device__ __forceinline__ void go_to_parent(int t, int last, int tile) {
+        int parent = at<int>(PARENT)[t];
+        if (parent == last) return;
+        if (parent >= 0 && p.capture == CAPTURE_PER_TOKEN) {
+#pragma unroll
+            for (int r = 0; r < NR; ++r) load_row(captured(parent), tile, r);
+            return;
+        }
+        back();
+        if (parent >= 0) replay_path(parent, tile);
+    }
+};

@@ -1,0 +1,110 @@
+//! The back end over host memory: what it is given is copied to the device, and what comes out copied back.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaStream;
+use undraft_core::ops::{
+    CausalConv1dFnArgs, CausalConv1dUpdateArgs, ChunkGatedDeltaRuleArgs, CommitStatesArgs, FusedGdnGatingArgs,
+    FusedRecurrentArgs, RmsNormGatedArgs,
+};
+use undraft_core::{Backend, Caps, Capture, Checked, DType, DecayShape, Error, MAX_HEAD_DIM, Op};
+
+use crate::device::Device;
+use crate::error::{CudaError, Result};
+use crate::ops;
+use crate::raw::Launcher;
+
+pub(crate) const NAME: &str = "cuda";
+
+/// The CUDA back end: one device and a stream of its own.
+pub struct CudaBackend {
+    launcher: Launcher,
+    stream: Arc<CudaStream>,
+    caps: Caps,
+}
+
+impl CudaBackend {
+    /// Opens the device and loads the kernels.
+    ///
+    /// # Errors
+    /// [`CudaError::NoDriver`] on a machine without the driver, [`CudaError::NoDevice`] without such a device,
+    /// [`CudaError::ComputeCapability`] if it is too old, [`CudaError::Driver`] if the driver fails.
+    pub fn new(ordinal: usize) -> Result<Self> {
+        let device = Device::open(ordinal)?;
+        let stream = device.context.new_stream().map_err(CudaError::driver("cuStreamCreate"))?;
+        let caps = Caps {
+            backend: NAME,
+            ops: &[
+                Op::FusedGdnGating,
+                Op::CausalConv1dUpdate,
+                Op::CausalConv1dFn,
+                Op::FusedRecurrentGatedDeltaRule,
+                Op::CommitStates,
+                Op::RmsNormGated,
+            ],
+            io: &[DType::F32, DType::Bf16, DType::F16],
+            captures: &[Capture::DeltaLog, Capture::PerToken, Capture::Final],
+            max_head_dim: MAX_HEAD_DIM,
+            states: &[DType::F32, DType::Bf16, DType::F16],
+            decay_shapes: &[DecayShape::PerHead, DecayShape::PerChannel],
+            trees: true,
+        };
+        Ok(Self { launcher: Launcher { device: Arc::new(device) }, stream, caps })
+    }
+
+    /// Launches on pointers and streams of the caller's.
+    pub fn launcher(&self) -> &Launcher {
+        &self.launcher
+    }
+    /// The stream on which the operations over host memory run.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Waits until everything that was copied back is there.
+    pub(crate) fn finish(&self) -> Result<()> {
+        self.stream.synchronize().map_err(CudaError::driver("cuStreamSynchronize"))
+    }
+}
+
+impl std::fmt::Debug for CudaBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let context = self.stream.context();
+        f.debug_struct("CudaBackend")
+            .field("ordinal", &context.ordinal())
+            .field("name", &context.name().unwrap_or_default())
+            .field("num_sms", &self.launcher.device.num_sms)
+            .finish()
+    }
+}
+
+impl Backend for CudaBackend {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+    fn fused_gdn_gating(&self, args: Checked<FusedGdnGatingArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::fused_gdn_gating::run(self, args.into_inner())?)
+    }
+    fn causal_conv1d_update(&self, args: Checked<CausalConv1dUpdateArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::causal_conv1d_update::run(self, args.into_inner())?)
+    }
+    fn causal_conv1d_fn(&self, args: Checked<CausalConv1dFnArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::causal_conv1d_fn::run(self, args.into_inner())?)
+    }
+    fn fused_recurrent_gated_delta_rule(&self, args: Checked<FusedRecurrentArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::fused_recurrent_gated_delta_rule::run(self, args.into_inner())?)
+    }
+    fn chunk_gated_delta_rule(&self, _: Checked<ChunkGatedDeltaRuleArgs<'_>>) -> Result<(), Error> {
+        Err(Error::Unsupported {
+            backend: NAME,
+            what: "`chunk_gated_delta_rule`".into(),
+            hint: "use `fused_recurrent_gated_delta_rule` with capture `Final`",
+        })
+    }
+    fn commit_states(&self, args: Checked<CommitStatesArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::commit_states::run(self, args.into_inner())?)
+    }
+    fn rms_norm_gated(&self, args: Checked<RmsNormGatedArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::rms_norm_gated::run(self, args.into_inner())?)
+    }
+}

@@ -1,0 +1,75 @@
+//! What can go wrong on the way to a GPU and on it.
+
+use cudarc::driver::DriverError;
+
+/// Result of a launch or of opening a device.
+pub type Result<T, E = CudaError> = std::result::Result<T, E>;
+
+/// What went wrong.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaError {
+    /// The driver's library is not on this machine.
+    #[error("no NVIDIA driver found, expected one of the libraries {}", names.join(", "))]
+    NoDriver {
+        /// Names that were tried.
+        names: &'static [&'static str],
+    },
+    /// There is no such device.
+    #[error("CUDA device {ordinal} was asked for, expected 0..{count}, the devices of this machine")]
+    NoDevice {
+        /// Device that was asked for.
+        ordinal: usize,
+        /// Devices of this machine.
+        count: usize,
+    },
+    /// The device is older than the kernels.
+    #[error("CUDA device {ordinal} has compute capability {major}.{minor}, expected 8.0 or later")]
+    ComputeCapability {
+        /// Device.
+        ordinal: usize,
+        /// Major number.
+        major: i32,
+        /// Minor number.
+        minor: i32,
+    },
+    /// A call of the driver failed.
+    #[error("`{call}` failed with {source}")]
+    Driver {
+        /// The call.
+        call: &'static str,
+        /// What the driver says.
+        source: DriverError,
+    },
+    /// The call does not fit a launch of this device.
+    #[error("`{op}` needs {got} {what}, expected at most {most}")]
+    Launch {
+        /// Operation.
+        op: &'static str,
+        /// What it needs.
+        what: &'static str,
+        /// How much of it.
+        got: u64,
+        /// How much there is.
+        most: u64,
+    },
+}
+
+impl CudaError {
+    /// Names the call that failed.
+    pub(crate) fn driver(call: &'static str) -> impl FnOnce(DriverError) -> Self {
+        move |source| CudaError::Driver { call, source }
+    }
+}
+
+/// The operations' error type has no variant for a device, so that a failure of one comes as `Unsupported` with the
+/// driver's words.
+impl From<CudaError> for undraft_core::Error {
+    fn from(e: CudaError) -> Self {
+        undraft_core::Error::Unsupported {
+            backend: crate::backend::NAME,
+            what: e.to_string(),
+            hint: "the device could not run the call",
+        }
+    }
+}

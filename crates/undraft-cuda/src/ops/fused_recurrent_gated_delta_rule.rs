@@ -1,0 +1,291 @@
+//! `fused_recurrent_gated_delta_rule`.
+
+use undraft_core::ops::FusedRecurrentArgs;
+use undraft_core::{Beta, Capture, CaptureMut, Decay, DecayShape, GdnDims, HeadMap, PAD_SLOT, QkNorm, Rounding};
+
+use crate::backend::CudaBackend;
+use crate::device::{Buffer, Input, Output};
+use crate::error::{CudaError, Result};
+use crate::raw::{CUstream, Captured, DecayForm, DevicePtr, Elements, Grid, Launcher, Switch};
+use crate::select::{self, Kernel, RecurrentCall};
+
+/// Parameters of the launch; shapes in [`undraft_core::ops::FusedRecurrentArgs`].
+///
+/// Unlike there, the log that pending entries lie in and the log that the window fills are two, since blocks of one
+/// launch read the one and write the other.
+#[derive(Clone, Debug, Default)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct RecurrentParams {
+    pub q: DevicePtr,
+    pub k: DevicePtr,
+    pub v: DevicePtr,
+    pub decay: DevicePtr,
+    pub beta: DevicePtr,
+    /// Or 0, unless the decay's form is `Gate`.
+    pub a_log: DevicePtr,
+    /// Or 0, unless the decay's form is `Gate`.
+    pub dt_bias: DevicePtr,
+    pub out: DevicePtr,
+    pub state: DevicePtr,
+    /// With capture `PerToken`.
+    pub captured: DevicePtr,
+    pub cu_seqlens: DevicePtr,
+    pub state_indices: DevicePtr,
+    /// Or 0: every window is a chain.
+    pub parents: DevicePtr,
+    /// `[num_log_slots, pending_max, H, K]`; or 0 where nothing is pending.
+    pub pending_k: DevicePtr,
+    pub pending_decay: DevicePtr,
+    pub pending_delta: DevicePtr,
+    /// `[num_seqs]` i32, slots of the pending log; 0: as `state_indices`.
+    pub pending_slots: DevicePtr,
+    /// `[num_seqs]` u32; 0: none.
+    pub num_pending: DevicePtr,
+    /// `[num_seqs, pending_max]` u32; 0: the first entries.
+    pub pending_path: DevicePtr,
+    /// `[num_log_slots, log_max, H, K]`, with capture `DeltaLog`.
+    pub log_k: DevicePtr,
+    pub log_decay: DevicePtr,
+    pub log_delta: DevicePtr,
+    /// `[num_seqs]` i32, slots of the window's log; 0: as `state_indices`.
+    pub log_slots: DevicePtr,
+    pub q_stride: i64,
+    pub k_stride: i64,
+    pub v_stride: i64,
+    pub decay_stride: i64,
+    pub beta_stride: i64,
+    pub out_stride: i64,
+    /// Elements from one slot's state to the next, at least `HV V K`; a multiple of 4 where K is 64, 128 or 256.
+    pub state_stride: i64,
+    pub num_seqs: i32,
+    pub num_k_heads: i32,
+    pub num_v_heads: i32,
+    pub head_k_dim: i32,
+    pub head_v_dim: i32,
+    /// Tokens of a slot of the pending log.
+    pub pending_max: i32,
+    /// Tokens of a slot of the window's log.
+    pub log_max: i32,
+    /// Tokens of a sequence in `captured`.
+    pub capture_max: i32,
+    /// No window has more tokens; 0: unknown. Chains of up to 8 and trees of up to 16 tokens, after up to 8
+    /// entries, have kernels of their own.
+    pub max_window: i32,
+    /// No sequence has more entries pending; 0: unknown, then `pending_max` counts.
+    pub max_pending: i32,
+    pub q_dtype: Elements,
+    /// What `round_io` rounds to, as well.
+    pub k_dtype: Elements,
+    pub v_dtype: Elements,
+    pub decay_dtype: Elements,
+    pub beta_dtype: Elements,
+    pub out_dtype: Elements,
+    pub decay_form: DecayForm,
+    /// Whether the decay is `[HV, K]` a token.
+    pub per_channel: Switch,
+    pub beta_is_logit: Switch,
+    /// Whether value head `hv` reads key head `hv % H`; else `hv / (HV / H)`.
+    pub tiled: Switch,
+    /// Whether q and k are normalised, with `eps`.
+    pub l2_norm: Switch,
+    /// Whether beta and the normalised q and k are rounded to the element type of k.
+    pub round_io: Switch,
+    pub capture: Captured,
+    /// Filled in by the launch.
+    pub rows_per_block: i32,
+    /// Filled in by the launch.
+    pub blocks_per_head: i32,
+    /// Filled in by the launch.
+    pub num_units: i32,
+    /// Filled in by the launch.
+    pub v_heads_per_k_head: i32,
+    /// Filled in by the launch.
+    pub step_split: i32,
+    /// Filled in by the launch.
+    pub step_head: i32,
+    /// Filled in by the launch.
+    pub step_seq: i32,
+    pub eps: f32,
+    pub scale: f32,
+}
+
+impl RecurrentParams {
+    /// The sizes, contiguous rows, and the defaults of the enums; everything else is 0.
+    pub fn new(dims: &GdnDims, num_seqs: usize) -> Self {
+        Self {
+            q_stride: dims.key_dim() as i64,
+            k_stride: dims.key_dim() as i64,
+            v_stride: dims.value_dim() as i64,
+            decay_stride: dims.decay_len() as i64,
+            beta_stride: dims.num_v_heads() as i64,
+            out_stride: dims.value_dim() as i64,
+            state_stride: dims.state_len() as i64,
+            num_seqs: num_seqs as i32,
+            num_k_heads: dims.num_k_heads() as i32,
+            num_v_heads: dims.num_v_heads() as i32,
+            head_k_dim: dims.head_k_dim() as i32,
+            head_v_dim: dims.head_v_dim() as i32,
+            per_channel: (dims.decay_shape() == DecayShape::PerChannel).into(),
+            scale: undraft_core::ops::DeltaRuleInputs::default_scale(dims),
+            ..Self::default()
+        }
+    }
+}
+
+impl Launcher {
+    /// Replays pending entries, runs the windows, leaves what the capture says.
+    ///
+    /// # Errors
+    /// [`crate::CudaError`] of the launch.
+    ///
+    /// # Safety
+    /// The contract of [`crate::raw`].
+    pub unsafe fn fused_recurrent_gated_delta_rule(
+        &self,
+        stream: CUstream,
+        params: &RecurrentParams,
+        state: Elements,
+    ) -> Result<()> {
+        let max_pending = if params.max_pending > 0 { params.max_pending } else { params.pending_max };
+        let plan = select::recurrent(&RecurrentCall {
+            state: state.into(),
+            num_seqs: params.num_seqs.max(0) as usize,
+            num_v_heads: params.num_v_heads.max(1) as usize,
+            head_k_dim: params.head_k_dim.max(1) as usize,
+            head_v_dim: params.head_v_dim.max(1) as usize,
+            per_channel: params.per_channel == Switch::On,
+            tree: params.parents != 0,
+            max_window: if params.max_window > 0 { params.max_window as usize } else { usize::MAX },
+            max_pending: if params.num_pending != 0 { max_pending.max(0) as usize } else { 0 },
+            num_sms: self.device.num_sms,
+            shared_per_sm: self.device.shared_per_sm,
+        });
+        let most = i32::MAX as u64;
+        if plan.num_units > most {
+            let op = "fused_recurrent_gated_delta_rule";
+            return Err(CudaError::Launch { op, what: "shares of heads", got: plan.num_units, most });
+        }
+        let (step, splits, heads) =
+            (plan.num_blocks as usize, plan.blocks_per_head, params.num_v_heads.max(1) as usize);
+        let params = RecurrentParams {
+            rows_per_block: plan.rows_per_block as i32,
+            blocks_per_head: plan.blocks_per_head as i32,
+            num_units: plan.num_units as i32,
+            step_split: (step % splits) as i32,
+            step_head: (step / splits % heads) as i32,
+            step_seq: (step / splits / heads) as i32,
+            v_heads_per_k_head: params.num_v_heads / params.num_k_heads.max(1),
+            ..params.clone()
+        };
+        let grid = Grid { blocks: (u64::from(plan.num_blocks), 1), threads: 128, shared: plan.shared };
+        let kernel = Kernel::Recurrent(plan.kernel);
+        // SAFETY: the kernel takes these parameters, and its rows are shared out as the plan says; the caller's promise.
+        unsafe { self.launch("fused_recurrent_gated_delta_rule", kernel, grid, stream, &params) }
+    }
+}
+
+pub(crate) fn run(backend: &CudaBackend, args: FusedRecurrentArgs<'_>) -> Result<()> {
+    let stream = backend.stream();
+    let FusedRecurrentArgs { inputs, state, log, num_pending, pending_path, capture, out, .. } = args;
+    let mut params = RecurrentParams::new(&inputs.dims, inputs.state_indices.len());
+
+    let (mut q, mut k) = (Input::upload(stream, &inputs.q)?, Input::upload(stream, &inputs.k)?);
+    let mut v = Input::upload(stream, &inputs.v)?;
+    (params.q, params.q_stride, params.q_dtype) = q.tensor(stream);
+    (params.k, params.k_stride, params.k_dtype) = k.tensor(stream);
+    (params.v, params.v_stride, params.v_dtype) = v.tensor(stream);
+    let (form, decay, a_log, dt_bias): (_, _, &[f32], &[f32]) = match inputs.decay {
+        Decay::Log(g) => (DecayForm::Log, g, &[], &[]),
+        Decay::Linear(alpha) => (DecayForm::Linear, alpha, &[], &[]),
+        Decay::NegLog(x) => (DecayForm::NegLog, x, &[], &[]),
+        Decay::Gate { a, a_log, dt_bias } => (DecayForm::Gate, a, a_log, dt_bias),
+    };
+    let mut decay = Buffer::upload(stream, decay)?;
+    let (mut a_log, mut dt_bias) = (Buffer::upload(stream, a_log)?, Buffer::upload(stream, dt_bias)?);
+    params.decay_form = form;
+    params.decay = decay.address(stream);
+    (params.a_log, params.dt_bias) = (a_log.address(stream), dt_bias.address(stream));
+    let (beta, is_logit) = match inputs.beta {
+        Beta::Value(beta) => (beta, false),
+        Beta::Logit(b) => (b, true),
+    };
+    let mut beta = Buffer::upload(stream, beta)?;
+    (params.beta, params.beta_is_logit) = (beta.address(stream), is_logit.into());
+    params.scale = inputs.scale;
+    params.tiled = (inputs.head_map == HeadMap::Tiled).into();
+    params.round_io = (inputs.rounding == Rounding::Io).into();
+    if let QkNorm::L2Norm { eps } = inputs.qk_norm {
+        (params.l2_norm, params.eps) = (Switch::On, eps);
+    }
+    let mut cu_seqlens = Buffer::upload(stream, inputs.cu_seqlens)?;
+    let mut state_indices = Buffer::upload(stream, inputs.state_indices)?;
+    let mut parents = Buffer::upload(stream, inputs.parents)?;
+    params.cu_seqlens = cu_seqlens.address(stream);
+    params.state_indices = state_indices.address(stream);
+    params.parents = parents.address(stream);
+
+    let mut state = Output::upload(stream, state)?;
+    let mut out_rows = Output::upload(stream, out.data)?;
+    params.state = state.address(stream);
+    (params.out, params.out_stride) = (out_rows.address(stream), out.row_stride as i64);
+    params.out_dtype = out_rows.dtype().into();
+
+    params.max_window = inputs.cu_seqlens.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0).max(1);
+    params.max_pending = inputs
+        .state_indices
+        .iter()
+        .zip(num_pending)
+        .map(|(&slot, &n)| if slot == PAD_SLOT { 0 } else { n as i32 })
+        .max()
+        .unwrap_or(0)
+        .max(1);
+    let mut num_pending = Buffer::upload(stream, num_pending)?;
+    let mut pending_path = Buffer::upload(stream, pending_path)?;
+    params.num_pending = num_pending.address(stream);
+    params.pending_path = pending_path.address(stream);
+    // Two copies of the log: the kernel reads pending entries from one and writes the window's into the other.
+    let copies = |stream| -> Result<[Buffer<f32>; 3]> {
+        match &log {
+            None => Ok([Buffer::none(), Buffer::none(), Buffer::none()]),
+            Some(log) => Ok([
+                Buffer::upload(stream, log.k)?,
+                Buffer::upload(stream, log.decay)?,
+                Buffer::upload(stream, log.delta)?,
+            ]),
+        }
+    };
+    let (mut pending, mut window) = (copies(stream)?, copies(stream)?);
+    [params.pending_k, params.pending_decay, params.pending_delta] = pending.each_mut().map(|b| b.address(stream));
+    [params.log_k, params.log_decay, params.log_delta] = window.each_mut().map(|b| b.address(stream));
+    params.log_max = log.as_ref().map_or(0, |log| log.max_tokens as i32);
+    params.pending_max = params.log_max;
+
+    let (kind, captured) = match capture {
+        CaptureMut::Final => (Capture::Final, None),
+        CaptureMut::DeltaLog => (Capture::DeltaLog, None),
+        CaptureMut::PerToken { states, max_tokens } => {
+            params.capture_max = max_tokens as i32;
+            (Capture::PerToken, Some(Output::upload(stream, states)?))
+        }
+    };
+    let mut captured = captured;
+    params.capture = kind.into();
+    params.captured = captured.as_mut().map_or(0, |states| states.address(stream));
+
+    let dtype = state.dtype().into();
+    // SAFETY: the buffers were made from checked arguments and live until the results are back; the log's copies are two.
+    unsafe { backend.launcher().fused_recurrent_gated_delta_rule(stream.cu_stream(), &params, dtype)? };
+    state.download(stream)?;
+    out_rows.download(stream)?;
+    if let Some(states) = captured {
+        states.download(stream)?;
+    }
+    if let (Capture::DeltaLog, Some(log)) = (kind, log) {
+        let [k, decay, delta] = &window;
+        k.download(stream, log.k)?;
+        decay.download(stream, log.decay)?;
+        delta.download(stream, log.delta)?;
+    }
+    backend.finish()
+}

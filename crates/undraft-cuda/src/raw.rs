@@ -1,0 +1,182 @@
+//! Launches on device pointers and a stream of the caller.
+//!
+//! A launch puts one kernel on the stream and returns. It allocates nothing and does not synchronise, so that it can be
+//! captured in a CUDA graph; everything that changes from round to round (lengths, slots, counts of kept tokens, paths)
+//! is read on the device when the kernel runs.
+//!
+//! # Contract
+//!
+//! Every launch is `unsafe`. The caller promises that, when the kernel runs:
+//!
+//! 1. the context of the [`Launcher`]'s device is the stream's, and current in the calling thread;
+//! 2. every address is 0 where the field's documentation allows it, and otherwise points to memory of that device of the
+//!    documented shape and element type, aligned to its elements; states, logs and captured states to 16 bytes;
+//! 3. nothing else writes the memory that a kernel reads, and nothing else touches what it writes;
+//! 4. outputs overlap neither each other nor the inputs; what is `in, out` is one buffer; a window's log is not the log
+//!    that its pending entries lie in (two buffers, or two sets of slots of one buffer);
+//! 5. `cu_seqlens` rises from 0; `state_indices` are -1 or slots, each once; counts are at most the capacity that is
+//!    given; paths rise; parents come before their children, and a window with another parent than the token before has a
+//!    capture that keeps the state. These are the facts that `check` of [`undraft_core::ops`] lists.
+//!
+//! Strides count elements, from one token (or slot, or layer) to the next. Offsets are 64 bits wide.
+//!
+//! One entry of a delta log is one token: `k` `[H, K]`, `decay` `[HV]` (or `[HV, K]`), `delta` `[HV, V]`, f32. The replay of
+//! entries rounds exactly as on the CPU.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::result;
+pub use cudarc::driver::sys::{CUdeviceptr as DevicePtr, CUstream};
+use undraft_core::{Capture, DType};
+
+use crate::device::Device;
+use crate::error::{CudaError, Result};
+pub use crate::ops::causal_conv1d_fn::ConvFnParams;
+pub use crate::ops::causal_conv1d_update::ConvUpdateParams;
+pub use crate::ops::commit_states::CommitParams;
+pub use crate::ops::fused_gdn_gating::GatingParams;
+pub use crate::ops::fused_recurrent_gated_delta_rule::RecurrentParams;
+pub use crate::ops::rms_norm_gated::NormParams;
+use crate::select::Kernel;
+
+/// Element type of a tensor, as kernels know it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Elements {
+    /// f32.
+    #[default]
+    F32 = 0,
+    /// bf16.
+    Bf16 = 1,
+    /// f16.
+    F16 = 2,
+}
+
+impl From<DType> for Elements {
+    fn from(dtype: DType) -> Self {
+        match dtype {
+            DType::F32 => Elements::F32,
+            DType::Bf16 => Elements::Bf16,
+            DType::F16 => Elements::F16,
+        }
+    }
+}
+
+impl From<Elements> for DType {
+    fn from(elements: Elements) -> Self {
+        match elements {
+            Elements::F32 => DType::F32,
+            Elements::Bf16 => DType::Bf16,
+            Elements::F16 => DType::F16,
+        }
+    }
+}
+
+/// How the decay is given; see [`undraft_core::Decay`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(i32)]
+pub enum DecayForm {
+    /// `g`; the factor is `exp(g)`.
+    #[default]
+    Log = 0,
+    /// The factor.
+    Linear = 1,
+    /// `-g`.
+    NegLog = 2,
+    /// `a`, with `a_log` and `dt_bias`.
+    Gate = 3,
+}
+
+/// What a window leaves; see [`Capture`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Captured {
+    /// The state after the window.
+    #[default]
+    Final = 0,
+    /// The state after each token.
+    PerToken = 1,
+    /// The window's log.
+    DeltaLog = 2,
+}
+
+impl From<Capture> for Captured {
+    fn from(capture: Capture) -> Self {
+        match capture {
+            Capture::Final => Captured::Final,
+            Capture::PerToken => Captured::PerToken,
+            Capture::DeltaLog => Captured::DeltaLog,
+        }
+    }
+}
+
+/// A yes or no.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Switch {
+    /// No.
+    #[default]
+    Off = 0,
+    /// Yes.
+    On = 1,
+}
+
+impl From<bool> for Switch {
+    fn from(on: bool) -> Self {
+        if on { Switch::On } else { Switch::Off }
+    }
+}
+
+/// Launches the kernels of one device. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    pub(crate) device: Arc<Device>,
+}
+
+/// Blocks and threads of a launch, and bytes of shared memory of a block.
+pub(crate) struct Grid {
+    pub(crate) blocks: (u64, u32),
+    pub(crate) threads: u32,
+    pub(crate) shared: usize,
+}
+
+impl Launcher {
+    /// Puts a kernel on the stream; nothing where there are no blocks.
+    ///
+    /// # Safety
+    /// `params` is the kernel's parameter struct, and the module's contract holds for it.
+    pub(crate) unsafe fn launch<P>(
+        &self,
+        op: &'static str,
+        kernel: Kernel,
+        grid: Grid,
+        stream: CUstream,
+        params: &P,
+    ) -> Result<()> {
+        if grid.blocks.0 == 0 || grid.blocks.1 == 0 {
+            return Ok(());
+        }
+        let too_much = |what, got, most| Err(CudaError::Launch { op, what, got, most });
+        let Ok(blocks @ 0..=0x7fff_ffff) = u32::try_from(grid.blocks.0) else {
+            return too_much("blocks", grid.blocks.0, 0x7fff_ffff);
+        };
+        if grid.shared > self.device.max_shared {
+            return too_much("bytes of shared memory", grid.shared as u64, self.device.max_shared as u64);
+        }
+        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        // SAFETY: the function lives as long as the device; it takes one argument, which the driver copies before it
+        // returns; the caller vouches for what the argument points to.
+        unsafe {
+            result::launch_kernel(
+                self.device.get(kernel),
+                (blocks, grid.blocks.1, 1),
+                (grid.threads, 1, 1),
+                grid.shared as u32,
+                stream,
+                &mut arguments,
+            )
+        }
+        .map_err(CudaError::driver("cuLaunchKernel"))
+    }
+}

@@ -1,0 +1,284 @@
+//! Which kernel runs a call, and with what grid: pure functions of sizes, without a GPU.
+
+use undraft_core::DType;
+
+/// A function of the fat binary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kernel {
+    FusedGdnGating,
+    CausalConv1dUpdate,
+    CausalConv1dFn,
+    RmsNormGated,
+    /// `lanes`: neighbours of a thread, 1 or 4.
+    CommitStates {
+        state: DType,
+        lanes: usize,
+    },
+    Recurrent(Recurrent),
+}
+
+/// A kernel of the recurrence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Recurrent {
+    state: DType,
+    /// `K` with padding.
+    padded_k: usize,
+    /// Rows of a lane group.
+    rows: usize,
+    kind: Kind,
+}
+
+/// What a kernel of the recurrence is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Short chains with one decay a head; `K` is the padded size and rows are moved as vectors.
+    Chain,
+    /// The same for short trees.
+    Tree,
+    /// Long windows and a decay per channel as well.
+    Any,
+    /// Any `K` up to the padded size.
+    Odd,
+}
+
+const STATES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+/// Padded sizes, rows and kinds that are compiled.
+const RECURRENT: [(usize, usize, Kind); 12] = [
+    (64, 1, Kind::Chain),
+    (64, 4, Kind::Chain),
+    (128, 1, Kind::Chain),
+    (128, 4, Kind::Chain),
+    (256, 1, Kind::Chain),
+    (256, 2, Kind::Chain),
+    (128, 4, Kind::Tree),
+    (128, 2, Kind::Any),
+    (32, 2, Kind::Odd),
+    (64, 2, Kind::Odd),
+    (128, 2, Kind::Odd),
+    (256, 1, Kind::Odd),
+];
+const THREADS: usize = 128;
+/// Lanes of a row.
+const GROUP: usize = 8;
+/// Tokens and log entries that a block prepares at a time.
+const CHAIN_TOKENS: usize = 8;
+const TREE_TOKENS: usize = 16;
+const PENDING_CHUNK: usize = 8;
+/// Bytes of what a block keeps of its unit and the next.
+const UNIT: usize = 48;
+/// Most rows of a unit of work.
+const MAX_ROWS: usize = 128;
+/// Blocks of a multiprocessor for which the kernels are compiled.
+const MAX_RESIDENT: usize = 4;
+const MAX_RESIDENT_TREE: usize = 3;
+/// Shared memory of a block that the driver takes.
+const SHARED_OF_DRIVER: usize = 1024;
+
+impl Kernel {
+    pub(crate) fn all() -> Vec<Kernel> {
+        let mut all =
+            vec![Kernel::FusedGdnGating, Kernel::CausalConv1dUpdate, Kernel::CausalConv1dFn, Kernel::RmsNormGated];
+        for lanes in [1, 4] {
+            all.extend(STATES.iter().map(|&state| Kernel::CommitStates { state, lanes }));
+        }
+        for (padded_k, rows, kind) in RECURRENT {
+            all.extend(STATES.iter().map(|&state| Kernel::Recurrent(Recurrent { state, padded_k, rows, kind })));
+        }
+        all
+    }
+
+    /// Position in [`Kernel::all`].
+    pub(crate) fn index(self) -> usize {
+        let of_state = |state| STATES.iter().position(|&s| s == state).unwrap_or(0);
+        match self {
+            Kernel::FusedGdnGating => 0,
+            Kernel::CausalConv1dUpdate => 1,
+            Kernel::CausalConv1dFn => 2,
+            Kernel::RmsNormGated => 3,
+            Kernel::CommitStates { state, lanes } => 4 + usize::from(lanes == 4) * STATES.len() + of_state(state),
+            Kernel::Recurrent(Recurrent { state, padded_k, rows, kind }) => {
+                let row = RECURRENT.iter().position(|&r| r == (padded_k, rows, kind)).unwrap_or(0);
+                4 + (2 + row) * STATES.len() + of_state(state)
+            }
+        }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Kernel::FusedGdnGating => "fused_gdn_gating".into(),
+            Kernel::CausalConv1dUpdate => "causal_conv1d_update".into(),
+            Kernel::CausalConv1dFn => "causal_conv1d_fn".into(),
+            Kernel::RmsNormGated => "rms_norm_gated".into(),
+            Kernel::CommitStates { state, lanes } => format!("commit_states_{}_x{lanes}", state.name()),
+            Kernel::Recurrent(Recurrent { state, padded_k, rows, kind }) => {
+                let kind = match kind {
+                    Kind::Chain => "chain",
+                    Kind::Tree => "tree",
+                    Kind::Any => "any",
+                    Kind::Odd => "odd",
+                };
+                format!("recurrent_{}_k{padded_k}_r{rows}_{kind}", state.name())
+            }
+        }
+    }
+}
+
+/// What the choice of a kernel of the recurrence depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecurrentCall {
+    pub(crate) state: DType,
+    pub(crate) num_seqs: usize,
+    pub(crate) num_v_heads: usize,
+    pub(crate) head_k_dim: usize,
+    pub(crate) head_v_dim: usize,
+    pub(crate) per_channel: bool,
+    pub(crate) tree: bool,
+    /// Tokens of the longest window.
+    pub(crate) max_window: usize,
+    /// Entries that are pending, at most.
+    pub(crate) max_pending: usize,
+    /// Streaming multiprocessors of the device.
+    pub(crate) num_sms: usize,
+    /// Bytes of shared memory of a multiprocessor.
+    pub(crate) shared_per_sm: usize,
+}
+
+/// A kernel of the recurrence and its grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecurrentPlan {
+    pub(crate) kernel: Recurrent,
+    pub(crate) rows_per_block: usize,
+    pub(crate) blocks_per_head: usize,
+    /// Shares of heads.
+    pub(crate) num_units: u64,
+    pub(crate) num_blocks: u32,
+    /// Bytes of shared memory of a block.
+    pub(crate) shared: usize,
+}
+
+/// The padded size depends on `K` alone, and with it the order of sums; the rest decides who computes which rows.
+pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
+    let padded_k = [32, 64, 128, 256].into_iter().find(|&k| k >= call.head_k_dim).unwrap_or(256);
+    let whole = padded_k == call.head_k_dim;
+    let plain = !call.per_channel && call.max_pending <= PENDING_CHUNK;
+    let chain = plain && whole && padded_k >= 64 && !call.tree && call.max_window <= CHAIN_TOKENS;
+    let tree = plain && whole && padded_k == 128 && call.tree && call.max_window <= TREE_TOKENS;
+    // Rows of all heads; where they are few, a block takes one tile of one row a group, so that all multiprocessors work.
+    let tile = |rows: usize| THREADS / GROUP * rows;
+    let all_rows = call.num_seqs * call.num_v_heads * call.head_v_dim;
+    let few = all_rows <= call.num_sms * 2 * tile(2);
+    let (rows, kind) = match padded_k {
+        _ if chain && few => (1, Kind::Chain),
+        256 if chain => (2, Kind::Chain),
+        _ if chain => (4, Kind::Chain),
+        _ if tree => (4, Kind::Tree),
+        128 if whole => (2, Kind::Any),
+        256 => (1, Kind::Odd),
+        _ => (2, Kind::Odd),
+    };
+    let tile = tile(rows);
+    // Whole heads once they fill the device several times over: then q and k are prepared once a head.
+    let whole_heads = call.num_seqs * call.num_v_heads >= 4 * call.num_sms;
+    let rows_per_block = if whole_heads { MAX_ROWS } else { tile }.min(call.head_v_dim);
+    let kernel = Recurrent { state: call.state, padded_k, rows, kind };
+    let blocks_per_head = call.head_v_dim.div_ceil(rows_per_block);
+    let shared = shared_memory(&kernel, call.per_channel);
+    // Blocks that a multiprocessor holds at once; each works through its share of the units.
+    let most = if kind == Kind::Tree { MAX_RESIDENT_TREE } else { MAX_RESIDENT };
+    let resident = (call.shared_per_sm / (shared + SHARED_OF_DRIVER)).clamp(1, most);
+    let num_units = call.num_seqs as u64 * call.num_v_heads as u64 * blocks_per_head as u64;
+    let num_blocks = num_units.min((call.num_sms * resident) as u64) as u32;
+    RecurrentPlan { kernel, rows_per_block, blocks_per_head, num_units, num_blocks, shared }
+}
+
+/// Bytes that a block lays out; the kernel's offsets are the same sums.
+fn shared_memory(kernel: &Recurrent, per_channel: bool) -> usize {
+    let (tokens, outputs) = match kernel.kind {
+        Kind::Chain => (CHAIN_TOKENS, 0),
+        Kind::Tree | Kind::Any | Kind::Odd => (TREE_TOKENS, TREE_TOKENS),
+    };
+    let stage = kernel.rows * (kernel.padded_k / 32) * THREADS * 4 * kernel.state.size();
+    let keys = (2 * tokens + PENDING_CHUNK) * kernel.padded_k;
+    let values = (tokens + PENDING_CHUNK + outputs) * MAX_ROWS;
+    let decay = (tokens + PENDING_CHUNK) * if per_channel { kernel.padded_k } else { 1 };
+    stage + 4 * (keys + values + decay + 3 * tokens) + UNIT
+}
+
+/// Neighbours that a thread of `commit_states` takes.
+pub(crate) fn commit_lanes(head_k_dim: usize) -> usize {
+    if head_k_dim.is_multiple_of(4) { 4 } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(num_seqs: usize, k: usize, v: usize) -> RecurrentCall {
+        RecurrentCall {
+            state: DType::F32,
+            num_seqs,
+            num_v_heads: 32,
+            head_k_dim: k,
+            head_v_dim: v,
+            per_channel: false,
+            tree: false,
+            max_window: 4,
+            max_pending: 8,
+            num_sms: 132,
+            shared_per_sm: 233_472,
+        }
+    }
+
+    #[test]
+    fn an_index_is_the_place_in_the_list_and_names_differ() {
+        let all = Kernel::all();
+        for (i, kernel) in all.iter().enumerate() {
+            assert_eq!(kernel.index(), i, "{kernel:?}");
+        }
+        let names: std::collections::BTreeSet<String> = all.iter().map(Kernel::name).collect();
+        assert_eq!(names.len(), all.len());
+    }
+
+    #[test]
+    fn kernels_are_chosen_as_the_table_says() {
+        let table = [
+            (call(1, 128, 128), "recurrent_f32_k128_r1_chain", 16, 256),
+            (call(8, 128, 128), "recurrent_f32_k128_r4_chain", 64, 512),
+            (call(64, 128, 128), "recurrent_f32_k128_r4_chain", 128, 528),
+            (call(64, 256, 64), "recurrent_f32_k256_r2_chain", 64, 396),
+            (call(64, 64, 96), "recurrent_f32_k64_r4_chain", 96, 528),
+            (RecurrentCall { max_window: 9, ..call(64, 128, 128) }, "recurrent_f32_k128_r2_any", 128, 396),
+            (RecurrentCall { max_pending: 9, ..call(64, 64, 64) }, "recurrent_f32_k64_r2_odd", 64, 528),
+            (RecurrentCall { tree: true, ..call(64, 128, 256) }, "recurrent_f32_k128_r4_tree", 128, 396),
+            (RecurrentCall { tree: true, max_window: 17, ..call(64, 128, 256) }, "recurrent_f32_k128_r2_any", 128, 396),
+            (RecurrentCall { per_channel: true, ..call(1, 128, 128) }, "recurrent_f32_k128_r2_any", 32, 128),
+            (RecurrentCall { tree: true, ..call(1, 64, 3) }, "recurrent_f32_k64_r2_odd", 3, 32),
+            (RecurrentCall { state: DType::Bf16, ..call(1, 96, 17) }, "recurrent_bf16_k128_r2_odd", 17, 32),
+            (RecurrentCall { state: DType::F16, ..call(1, 1, 1) }, "recurrent_f16_k32_r2_odd", 1, 32),
+        ];
+        for (call, name, rows_per_block, num_blocks) in table {
+            let plan = recurrent(&call);
+            assert_eq!(Kernel::Recurrent(plan.kernel).name(), name, "{call:?}");
+            assert_eq!((plan.rows_per_block, plan.num_blocks), (rows_per_block, num_blocks), "{call:?}");
+        }
+    }
+
+    #[test]
+    fn a_plan_covers_all_rows_with_a_compiled_kernel() {
+        let all = Kernel::all();
+        for k in 1..=256 {
+            for (v, num_seqs) in [(1, 1), (17, 3), (128, 64), (256, 1), (255, 1000)] {
+                for (tree, per_channel) in [(false, false), (true, false), (false, true), (true, true)] {
+                    let call = RecurrentCall { tree, per_channel, ..call(num_seqs, k, v) };
+                    let plan = recurrent(&call);
+                    let kernel = Kernel::Recurrent(plan.kernel);
+                    assert_eq!(all[kernel.index()], kernel);
+                    assert!(plan.kernel.padded_k >= k && plan.rows_per_block * plan.blocks_per_head >= v);
+                    assert!(plan.rows_per_block <= MAX_ROWS);
+                    assert!((plan.blocks_per_head - 1) * plan.rows_per_block < v);
+                    assert!(plan.kernel.padded_k == recurrent(&RecurrentCall { num_seqs: 1, ..call }).kernel.padded_k);
+                }
+            }
+        }
+    }
+}
