@@ -173,6 +173,7 @@ impl Gpu {
             p.state = self.random(memory, rng, row.state, batch * d.state_len(), 0.2)?;
             (p.cu_seqlens, p.state_indices) = (cu, slots);
             (p.log_max, p.pending_max) = (LOG_TOKENS as i32, LOG_TOKENS as i32);
+            p.early = Switch::On;
             (p.max_window, p.max_pending) = (row.tokens as i32, 8);
             match row.work {
                 Work::Copy => p.captured = self.random(memory, rng, row.state, batch * d.state_len(), 0.2)?,

@@ -24,33 +24,36 @@
 #include "recurrent_short.cuh"
 
 // BLOCKS share a multiprocessor: at most 128 registers a thread where they are four.
-#define SHORT_OF(dtype, S, KP, NR, TREE, BLOCKS, kind)                                                     \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                          \
+#define SHORT_OF(dtype, S, KP, NR, TREE, EACH, BLOCKS, kind)                                               \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                              \
         recurrent_##dtype##_k##KP##_r##NR##_##kind(const __grid_constant__ RecurrentParams p) {            \
-        Short<S, KP, NR, TREE>::run(p);                                                                    \
+        Short<S, KP, NR, TREE, EACH>::run(p);                                                              \
     }
 #define ANY_OF(dtype, S, KP, NR, WHOLE, kind)                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, 4)                                               \
+    extern "C" __global__ void __launch_bounds__(128, 4)                                                   \
         recurrent_##dtype##_k##KP##_r##NR##_##kind(const __grid_constant__ RecurrentParams p) {            \
         Any<S, KP, NR, WHOLE>::run(p);                                                                     \
     }
 
-// Short chains with one decay a head, whole vectors: one row a group for few rows, more for many.
-#define CHAIN(KP, NR)                                                                                      \
-    SHORT_OF(f32, float, KP, NR, false, 4, chain)                                                          \
-    SHORT_OF(bf16, Bf16, KP, NR, false, 4, chain)                                                          \
-    SHORT_OF(f16, F16s, KP, NR, false, 4, chain)
-CHAIN(64, 1)
-CHAIN(64, 4)
-CHAIN(128, 1)
-CHAIN(128, 4)
-CHAIN(256, 1)
-CHAIN(256, 2)
+#define SHORT(KP, NR, TREE, EACH, BLOCKS, kind)                                                            \
+    SHORT_OF(f32, float, KP, NR, TREE, EACH, BLOCKS, kind)                                                 \
+    SHORT_OF(bf16, Bf16, KP, NR, TREE, EACH, BLOCKS, kind)                                                 \
+    SHORT_OF(f16, F16s, KP, NR, TREE, EACH, BLOCKS, kind)
+
+// Short chains with one decay a head, whole vectors: one row a lane group for few rows, more for many.
+SHORT(64, 1, false, false, 4, chain)
+SHORT(64, 4, false, false, 4, chain)
+SHORT(128, 1, false, false, 4, chain)
+SHORT(128, 4, false, false, 4, chain)
+SHORT(256, 1, false, false, 4, chain)
+SHORT(256, 2, false, false, 4, chain)
+
+// The same with a state captured after each token.
+SHORT(128, 1, false, true, 4, each)
+SHORT(128, 4, false, true, 4, each)
 
 // Trees of at most 16 tokens.
-SHORT_OF(f32, float, 128, 4, true, 3, tree)
-SHORT_OF(bf16, Bf16, 128, 4, true, 3, tree)
-SHORT_OF(f16, F16s, 128, 4, true, 3, tree)
+SHORT(128, 4, true, false, 3, tree)
 
 // Everything else: long windows, trees, a decay per channel, other head sizes (padded with zeros).
 #define ANY(KP, NR, WHOLE, kind)                                                                           \

@@ -137,6 +137,19 @@ struct StateOf<F16s> {
     }
 };
 
+// Launches that overlap (sm_90 and up): what was launched before on the stream is complete after `wait_for_previous`; the
+// next launch may begin once every block has called `let_next_begin`.
+__device__ __forceinline__ void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_begin() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // Sum over the 32 lanes of a warp, the same bits in each.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

@@ -22,7 +22,7 @@ struct RecurrentParams {
     int num_seqs, num_k_heads, num_v_heads, head_k_dim, head_v_dim;
     int pending_max, log_max, capture_max, max_window, max_pending;
     int q_dtype, k_dtype, v_dtype, decay_dtype, beta_dtype, out_dtype;
-    int decay_form, per_channel, beta_is_logit, tiled, l2_norm, round_io, capture;
+    int decay_form, per_channel, beta_is_logit, tiled, l2_norm, round_io, capture, early;
     int rows_per_block, blocks_per_head, num_units, v_heads_per_k_head;
     int step_split, step_head, step_seq;  // gridDim.x units, as shares of a head, heads and sequences
     float eps, scale;
@@ -31,7 +31,7 @@ struct RecurrentParams {
 // S: element type of the state. KP: K padded. NR: rows of a lane group. TM: tokens in shared memory at a time. CHANNELS: a
 // decay per channel may come. TREES: draft trees may come. WHOLE: K == KP and the state is aligned, so that lanes move
 // whole vectors.
-template <typename S, int KP, int NR, int TM, bool CHANNELS, bool TREES, bool WHOLE>
+template <typename S, int KP, int NR, int TM, bool CHANNELS, bool TREES, bool EACH, bool WHOLE>
 struct Recurrent {
     static constexpr int NV = KP / 32;             // vectors of 4 that a lane holds of a row
     static constexpr int ROWS = THREADS / 8 * NR;  // rows of a tile
@@ -106,7 +106,7 @@ struct Recurrent {
         if (!state) return false;
         pending_first = (i64)(p.pending_slots ? p.pending_slots[seq] : u.slot) * p.pending_max;
         log_first = (i64)(p.log_slots ? p.log_slots[seq] : u.slot) * p.log_max;
-        if (p.capture == CAPTURE_PER_TOKEN)
+        if (EACH && p.capture == CAPTURE_PER_TOKEN)
             b.capture = (((i64)seq * p.capture_max * p.num_v_heads + hv) * p.head_v_dim + row_begin) * p.head_k_dim;
         else
             b.capture = (log_first * p.num_v_heads + hv) * p.head_v_dim + row_begin;
@@ -388,8 +388,9 @@ struct Recurrent {
         return __fadd_rn(y, __shfl_xor_sync(~0u, y, 1));
     }
 
-    // Token `first + t`, from the state in registers. Output and delta go to shared memory, and with DIRECT out of it.
-    template <bool DIRECT>
+    // Token `first + t`, from the state in registers. Output and delta go to shared memory, and with DIRECT out of it. The
+    // registers keep the state of before where no token follows this one (LEAF).
+    template <bool DIRECT, bool LEAF = false>
     __device__ __forceinline__ void step(int first, int t, int tile) {
         const float *k = at(K) + t * KP, *q = at(Q) + t * KP, *decay = decay_at(t);
         float kk[KEEP_K ? NV : 1][4], sum[NR];
@@ -405,8 +406,9 @@ struct Recurrent {
             for (int e = 0; e < 4; ++e)
 #pragma unroll
                 for (int r = 0; r < NR; ++r) {
-                    s[r][j][e] = __fmul_rn(s[r][j][e], al[e]);
-                    sum[r] = __fmaf_rn(s[r][j][e], kj[e], sum[r]);
+                    float decayed = __fmul_rn(s[r][j][e], al[e]);
+                    if (!LEAF) s[r][j][e] = decayed;
+                    sum[r] = __fmaf_rn(decayed, kj[e], sum[r]);
                 }
         }
         // Else the compiler would keep k in registers that it does not have.
@@ -427,14 +429,20 @@ struct Recurrent {
             float(&kj)[4] = kk[KEEP_K ? j : 0];
             if (!KEEP_K) read4(k, j, kj);
             read4(q, j, qq);
+            float al[4];
+            if (LEAF) read_decay(decay, j, al);
 #pragma unroll
             for (int r = 0; r < NR; ++r) {
+                float updated[4];
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
-                    s[r][j][e] = __fmaf_rn(d[r], kj[e], s[r][j][e]);
-                    sum[r] = __fmaf_rn(s[r][j][e], qq[e], sum[r]);
+                    updated[e] = __fmaf_rn(d[r], kj[e], LEAF ? __fmul_rn(s[r][j][e], al[e]) : s[r][j][e]);
+                    sum[r] = __fmaf_rn(updated[e], qq[e], sum[r]);
                 }
-                St::round4(s[r][j]);
+                if (LEAF) continue;
+                St::round4(updated);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) s[r][j][e] = updated[e];
             }
         }
         float o = reduce(sum);
@@ -446,7 +454,7 @@ struct Recurrent {
         } else if (owner && inside(own)) {
             put(bases(), first + t, own, o, delta);
         }
-        if (p.capture == CAPTURE_PER_TOKEN) store(captured(first + t), tile);
+        if (EACH && p.capture == CAPTURE_PER_TOKEN) store(captured(first + t), tile);
     }
     // The output, and the log's delta, of a token and row.
     __device__ __forceinline__ void put(const Bases& b, int t, int row, float o, float delta) const {
@@ -464,19 +472,35 @@ struct Recurrent {
 
     // ---- trees of at most TM tokens -----------------------------------------------------------------------------
 
-    // Tokens in the order of a walk that goes down before it goes aside, by one warp: most follow the one before, whose
-    // state is in registers. The order is that of their paths, a digit of 16 for each ancestor.
+    static constexpr int LEAF_BIT = 1 << 8;
+
+    // Tokens in the order of a walk that goes down before it goes aside, by one warp, and a bit for each that has children.
+    // Leaves come first among siblings: they leave the parent's state in registers. Most others follow the one before. The
+    // order is that of their paths, a digit of 16 for each ancestor, leaves with the smaller ones; a first child that has
+    // digit 0 comes after its parent by number.
     __device__ __forceinline__ void prepare_order(int n) {
         if (tid >> 5 != 1) return;
+        int node = lane < n ? lane : -1, parent = lane < n ? p.parents[start + lane] : -1;
+        u32 inner = 0;
+        for (int i = 0; i < n; ++i) {
+            int of = __shfl_sync(~0u, parent, i);
+            if (of >= 0) inner |= 1u << of;
+        }
+        u32 leaves = ~inner & ((1u << n) - 1);
+        u32 below = (1u << lane) - 1;
+        int digit = inner >> lane & 1 ? __popc(leaves) + __popc(inner & below) : __popc(leaves & below);
         u64 path = 0;
-        int node = lane < n ? lane : -1;
         for (int level = 0; level < TM; ++level) {
-            if (node >= 0) path = path >> 4 | (u64)node << 60;
-            if (node >= 0) node = p.parents[start + node];
+            u64 of_node = __shfl_sync(~0u, digit, node < 0 ? 0 : node);
+            int next = __shfl_sync(~0u, parent, node < 0 ? 0 : node);
+            if (node >= 0) path = path >> 4 | of_node << 60, node = next;
         }
         int before = 0;
-        for (int i = 0; i < n; ++i) before += __shfl_sync(~0u, path, i) < path;
-        if (lane < n) at<int>(ORDER)[before] = lane;
+        for (int i = 0; i < n; ++i) {
+            u64 other = __shfl_sync(~0u, path, i);
+            before += other < path || (other == path && i < lane);
+        }
+        if (lane < n) at<int>(ORDER)[before] = lane | (inner >> lane & 1 ? 0 : LEAF_BIT);
     }
     // The state before the window, into and from the stage. Its elements were rounded before, so this is exact.
     __device__ __forceinline__ void keep() {
@@ -507,7 +531,7 @@ struct Recurrent {
     __device__ __forceinline__ void go_to_parent(int t, int last, int tile) {
         int parent = at<int>(PARENT)[t];
         if (parent == last) return;
-        if (parent >= 0 && p.capture == CAPTURE_PER_TOKEN) {
+        if (EACH && parent >= 0 && p.capture == CAPTURE_PER_TOKEN) {
 #pragma unroll
             for (int r = 0; r < NR; ++r) load_row(captured(parent), tile, r);
             return;

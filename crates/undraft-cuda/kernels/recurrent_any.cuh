@@ -3,8 +3,8 @@
 #include "recurrent.cuh"
 
 template <typename S, int KP, int NR, bool WHOLE>
-struct Any : Recurrent<S, KP, NR, 16, true, true, WHOLE> {
-    typedef Recurrent<S, KP, NR, 16, true, true, WHOLE> Base;
+struct Any : Recurrent<S, KP, NR, 16, true, true, true, WHOLE> {
+    typedef Recurrent<S, KP, NR, 16, true, true, true, WHOLE> Base;
     static constexpr int TM = 16;
     typedef typename Base::St St;
     using Base::NV, Base::ROWS, Base::V, Base::K, Base::PENDING_K, Base::PENDING_DELTA, Base::PARENT;
@@ -20,6 +20,8 @@ struct Any : Recurrent<S, KP, NR, 16, true, true, WHOLE> {
     // Every gridDim.x-th unit, one after the other.
     static __device__ __forceinline__ void run(const RecurrentParams& params) {
         Any a(params);
+        wait_for_previous();
+        let_next_begin();
         int left = (params.num_units - 1 - (int)blockIdx.x) / (int)gridDim.x + 1;
         for (auto place = a.place_of(blockIdx.x); left > 0; --left, place = a.after(place)) {
             a.locate();

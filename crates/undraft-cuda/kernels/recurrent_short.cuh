@@ -1,11 +1,11 @@
 // Windows of at most TM tokens after at most PENDING_CHUNK replayed entries, one decay a head, whole vectors: decode and
-// verify, TREE of draft trees.
+// verify, TREE of draft trees, EACH with a state captured after each token.
 #pragma once
 #include "recurrent.cuh"
 
-template <typename S, int KP, int NR, bool TREE>
-struct Short : Recurrent<S, KP, NR, TREE ? 16 : 8, false, TREE, true> {
-    typedef Recurrent<S, KP, NR, TREE ? 16 : 8, false, TREE, true> Base;
+template <typename S, int KP, int NR, bool TREE, bool EACH = false>
+struct Short : Recurrent<S, KP, NR, TREE ? 16 : 8, false, TREE, EACH, true> {
+    typedef Recurrent<S, KP, NR, TREE ? 16 : 8, false, TREE, EACH, true> Base;
     typedef typename Base::Unit Unit;
     typedef typename Base::Place Place;
     using Base::p, Base::state, Base::tokens, Base::pending, Base::ROWS, Base::at;
@@ -27,9 +27,13 @@ struct Short : Recurrent<S, KP, NR, TREE ? 16 : 8, false, TREE, true> {
         Next n;
         n.left = (params.num_units - 1 - (int)blockIdx.x) / (int)gridDim.x + 1;
         n.place = c.place_of(blockIdx.x);
+        // With `early` the first tile is on its way before the launch before has ended.
+        if (!params.early) wait_for_previous();
         n.unit = c.load_unit(n.place);
         S* from = c.rows_of(n.place, n.unit, rows);
         if (from) c.fetch(from, 0, rows);
+        if (params.early) wait_for_previous();
+        let_next_begin();
         while (true) {
             c.locate();
             bool works = c.begin(n.place, n.unit);
@@ -78,10 +82,19 @@ struct Short : Recurrent<S, KP, NR, TREE ? 16 : 8, false, TREE, true> {
         if (TREE) this->keep();
         int last = -1;
         for (int i = 0; i < tokens; ++i) {
-            int t = TREE ? Base::template at<int>(Base::ORDER)[i] : i;
-            if (TREE) this->go_to_parent(t, last, tile);
-            this->template step<false>(0, t, tile);
-            last = t;
+            if (!TREE) {
+                this->template step<false>(0, i, tile);
+                continue;
+            }
+            int entry = Base::template at<int>(Base::ORDER)[i], t = entry & (Base::LEAF_BIT - 1);
+            this->go_to_parent(t, last, tile);
+            last = Base::template at<int>(Base::PARENT)[t];
+            if (entry & Base::LEAF_BIT && !final) {
+                this->template step<false, true>(0, t, tile);
+            } else {
+                this->template step<false>(0, t, tile);
+                last = t;
+            }
         }
         if (final) this->store(state, tile);
     }

@@ -139,6 +139,8 @@ pub(crate) struct Grid {
     pub(crate) blocks: (u64, u32),
     pub(crate) threads: u32,
     pub(crate) shared: usize,
+    /// Whether the launch may begin before the one before has ended.
+    pub(crate) overlap: bool,
 }
 
 impl Launcher {
@@ -184,6 +186,7 @@ impl Launcher {
             blocks: (blocks, grid.blocks.1),
             threads: grid.threads,
             shared: grid.shared as u32,
+            overlap: grid.overlap,
             // SAFETY: the bytes of a borrowed value; those of its padding may be uninitialised.
             params: unsafe { std::slice::from_raw_parts(params, size_of::<P>()) },
         };

@@ -28,12 +28,28 @@ pub(crate) struct Recurrent {
     kind: Kind,
 }
 
+impl Recurrent {
+    /// Rows that a block works on at a time.
+    fn tile(&self) -> usize {
+        THREADS / GROUP * self.rows
+    }
+    /// Blocks of a multiprocessor for which the kernel is compiled.
+    fn max_resident(&self) -> usize {
+        match self.kind {
+            Kind::Tree => 3,
+            Kind::Chain | Kind::Each | Kind::Any | Kind::Odd => 4,
+        }
+    }
+}
+
 /// What a kernel of the recurrence is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// Short chains with one decay a head; `K` is the padded size and rows are moved as vectors.
     Chain,
-    /// The same for short trees.
+    /// The same with a state captured after each token.
+    Each,
+    /// The same as `Chain` for short trees.
     Tree,
     /// Long windows and a decay per channel as well.
     Any,
@@ -43,13 +59,15 @@ enum Kind {
 
 const STATES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 /// Padded sizes, rows and kinds that are compiled.
-const RECURRENT: [(usize, usize, Kind); 12] = [
+const RECURRENT: [(usize, usize, Kind); 14] = [
     (64, 1, Kind::Chain),
     (64, 4, Kind::Chain),
     (128, 1, Kind::Chain),
     (128, 4, Kind::Chain),
     (256, 1, Kind::Chain),
     (256, 2, Kind::Chain),
+    (128, 1, Kind::Each),
+    (128, 4, Kind::Each),
     (128, 4, Kind::Tree),
     (128, 2, Kind::Any),
     (32, 2, Kind::Odd),
@@ -57,6 +75,7 @@ const RECURRENT: [(usize, usize, Kind); 12] = [
     (128, 2, Kind::Odd),
     (256, 1, Kind::Odd),
 ];
+/// Threads of a block.
 const THREADS: usize = 128;
 /// Lanes of a row.
 const GROUP: usize = 8;
@@ -64,13 +83,12 @@ const GROUP: usize = 8;
 const CHAIN_TOKENS: usize = 8;
 const TREE_TOKENS: usize = 16;
 const PENDING_CHUNK: usize = 8;
+/// Rows of a multiprocessor up to which a lane group takes one.
+const FEW_ROWS_OF_SM: usize = 64;
 /// Bytes of what a block keeps of its unit and the next.
 const UNIT: usize = 48;
 /// Most rows of a unit of work.
 const MAX_ROWS: usize = 128;
-/// Blocks of a multiprocessor for which the kernels are compiled.
-const MAX_RESIDENT: usize = 4;
-const MAX_RESIDENT_TREE: usize = 3;
 /// Shared memory of a block that the driver takes.
 const SHARED_OF_DRIVER: usize = 1024;
 
@@ -113,6 +131,7 @@ impl Kernel {
             Kernel::Recurrent(Recurrent { state, padded_k, rows, kind }) => {
                 let kind = match kind {
                     Kind::Chain => "chain",
+                    Kind::Each => "each",
                     Kind::Tree => "tree",
                     Kind::Any => "any",
                     Kind::Odd => "odd",
@@ -133,6 +152,8 @@ pub(crate) struct RecurrentCall {
     pub(crate) head_v_dim: usize,
     pub(crate) per_channel: bool,
     pub(crate) tree: bool,
+    /// Whether a state is captured after each token.
+    pub(crate) each: bool,
     /// Tokens of the longest window.
     pub(crate) max_window: usize,
     /// Entries that are pending, at most.
@@ -152,6 +173,8 @@ pub(crate) struct RecurrentPlan {
     /// Shares of heads.
     pub(crate) num_units: u64,
     pub(crate) num_blocks: u32,
+    /// Threads of a block.
+    pub(crate) threads: u32,
     /// Bytes of shared memory of a block.
     pub(crate) shared: usize,
 }
@@ -162,39 +185,39 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
     let whole = padded_k == call.head_k_dim;
     let plain = !call.per_channel && call.max_pending <= PENDING_CHUNK;
     let chain = plain && whole && padded_k >= 64 && !call.tree && call.max_window <= CHAIN_TOKENS;
-    let tree = plain && whole && padded_k == 128 && call.tree && call.max_window <= TREE_TOKENS;
-    // Rows of all heads; where they are few, a block takes one tile of one row a group, so that all multiprocessors work.
-    let tile = |rows: usize| THREADS / GROUP * rows;
+    let kind_of_chain = if call.each { Kind::Each } else { Kind::Chain };
+    let chain = chain && (padded_k == 128 || !call.each);
+    let tree = plain && whole && padded_k == 128 && call.tree && !call.each && call.max_window <= TREE_TOKENS;
+    // Where the rows of all heads are few, a block takes one tile of one row a group, so that all multiprocessors work.
     let all_rows = call.num_seqs * call.num_v_heads * call.head_v_dim;
-    let few = all_rows <= call.num_sms * 2 * tile(2);
+    let few = all_rows <= call.num_sms * FEW_ROWS_OF_SM;
     let (rows, kind) = match padded_k {
-        _ if chain && few => (1, Kind::Chain),
-        256 if chain => (2, Kind::Chain),
-        _ if chain => (4, Kind::Chain),
+        _ if chain && few => (1, kind_of_chain),
+        256 if chain => (2, kind_of_chain),
+        _ if chain => (4, kind_of_chain),
         _ if tree => (4, Kind::Tree),
         128 if whole => (2, Kind::Any),
         256 => (1, Kind::Odd),
         _ => (2, Kind::Odd),
     };
-    let tile = tile(rows);
+    let kernel = Recurrent { state: call.state, padded_k, rows, kind };
     // Whole heads once they fill the device several times over: then q and k are prepared once a head.
     let whole_heads = call.num_seqs * call.num_v_heads >= 4 * call.num_sms;
-    let rows_per_block = if whole_heads { MAX_ROWS } else { tile }.min(call.head_v_dim);
-    let kernel = Recurrent { state: call.state, padded_k, rows, kind };
+    let rows_per_block = if whole_heads { MAX_ROWS } else { kernel.tile() }.min(call.head_v_dim);
     let blocks_per_head = call.head_v_dim.div_ceil(rows_per_block);
     let shared = shared_memory(&kernel, call.per_channel);
     // Blocks that a multiprocessor holds at once; each works through its share of the units.
-    let most = if kind == Kind::Tree { MAX_RESIDENT_TREE } else { MAX_RESIDENT };
-    let resident = (call.shared_per_sm / (shared + SHARED_OF_DRIVER)).clamp(1, most);
+    let resident = (call.shared_per_sm / (shared + SHARED_OF_DRIVER)).clamp(1, kernel.max_resident());
     let num_units = call.num_seqs as u64 * call.num_v_heads as u64 * blocks_per_head as u64;
     let num_blocks = num_units.min((call.num_sms * resident) as u64) as u32;
-    RecurrentPlan { kernel, rows_per_block, blocks_per_head, num_units, num_blocks, shared }
+    let threads = THREADS as u32;
+    RecurrentPlan { kernel, rows_per_block, blocks_per_head, num_units, num_blocks, threads, shared }
 }
 
 /// Bytes that a block lays out; the kernel's offsets are the same sums.
 fn shared_memory(kernel: &Recurrent, per_channel: bool) -> usize {
     let (tokens, outputs) = match kernel.kind {
-        Kind::Chain => (CHAIN_TOKENS, 0),
+        Kind::Chain | Kind::Each => (CHAIN_TOKENS, 0),
         Kind::Tree | Kind::Any | Kind::Odd => (TREE_TOKENS, TREE_TOKENS),
     };
     let stage = kernel.rows * (kernel.padded_k / 32) * THREADS * 4 * kernel.state.size();
@@ -222,6 +245,7 @@ mod tests {
             head_v_dim: v,
             per_channel: false,
             tree: false,
+            each: false,
             max_window: 4,
             max_pending: 8,
             num_sms: 132,

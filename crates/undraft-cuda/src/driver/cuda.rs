@@ -4,8 +4,8 @@ use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
-    self, CUdevice_attribute, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags, CUmodule,
-    CUstreamCaptureMode,
+    self, CUdevice_attribute, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags,
+    CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUmodule, CUstreamCaptureMode,
 };
 use cudarc::driver::{CudaContext, result};
 
@@ -138,19 +138,29 @@ impl Driver for CudaDriver {
         super::check_params(launch)?;
         self.bind()?;
         let mut arguments = [launch.params.as_ptr().cast::<c_void>().cast_mut()];
-        // SAFETY: the kernel takes one parameter of the length that was checked, which the driver copies before it returns; the
-        // caller vouches for the function and for what the parameter points to.
-        unsafe {
-            result::launch_kernel(
-                launch.function.handle as CUfunction,
-                (launch.blocks.0, launch.blocks.1, 1),
-                (launch.threads, 1, 1),
-                launch.shared,
-                stream,
-                &mut arguments,
-            )
-        }
-        .map_err(CudaError::driver("cuLaunchKernel"))
+        let mut overlap = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: launch.blocks.0,
+            gridDimY: launch.blocks.1,
+            gridDimZ: 1,
+            blockDimX: launch.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared,
+            hStream: stream,
+            attrs: &raw mut overlap,
+            numAttrs: u32::from(launch.overlap && self.attributes.compute_capability >= (9, 0)),
+        };
+        let function = launch.function.handle as CUfunction;
+        // SAFETY: the kernel takes one parameter of the length that was checked, which the driver copies before it returns, as
+        // it does the attribute; the caller vouches for the function and for what the parameter points to.
+        unsafe { sys::cuLaunchKernelEx(&raw const config, function, arguments.as_mut_ptr(), std::ptr::null_mut()) }
+            .result()
+            .map_err(CudaError::driver("cuLaunchKernelEx"))
     }
 
     fn create_stream(&self) -> Result<CUstream> {

@@ -61,6 +61,9 @@ pub struct Launch<'a> {
     pub threads: u32,
     /// Bytes of shared memory of a block, beside what the kernel declares.
     pub shared: u32,
+    /// Whether the launch may begin before the one before on the stream has ended, which the kernel waits for where it
+    /// needs it. Devices that cannot do that begin it afterwards.
+    pub overlap: bool,
     /// The parameter, as it lies in memory: [`Function::param_bytes`] of it.
     pub params: &'a [MaybeUninit<u8>],
 }

@@ -93,6 +93,10 @@ pub struct RecurrentParams {
     /// Whether beta and the normalised q and k are rounded to the element type of k.
     pub round_io: Switch,
     pub capture: Captured,
+    /// Whether the launch may begin before the one before it on the stream has ended (compute capability 9.0 and up): the caller
+    /// promises that the launch before does not write the states, slots, lengths and counts that this one reads. What else
+    /// it reads, such as q, k, v and the pending log, it reads when that launch has ended.
+    pub early: Switch,
     /// Filled in by the launch.
     pub rows_per_block: i32,
     /// Filled in by the launch.
@@ -157,6 +161,7 @@ impl Launcher {
             head_v_dim: params.head_v_dim.max(1) as usize,
             per_channel: params.per_channel == Switch::On,
             tree: params.parents != 0,
+            each: params.capture == Captured::PerToken,
             max_window: if params.max_window > 0 { params.max_window as usize } else { usize::MAX },
             max_pending: if params.num_pending != 0 { max_pending.max(0) as usize } else { 0 },
             num_sms: self.device.attributes().num_sms,
@@ -179,7 +184,12 @@ impl Launcher {
             v_heads_per_k_head: params.num_v_heads / params.num_k_heads.max(1),
             ..params.clone()
         };
-        let grid = Grid { blocks: (u64::from(plan.num_blocks), 1), threads: 128, shared: plan.shared };
+        let grid = Grid {
+            blocks: (u64::from(plan.num_blocks), 1),
+            threads: plan.threads,
+            shared: plan.shared,
+            overlap: params.early == Switch::On,
+        };
         let kernel = Kernel::Recurrent(plan.kernel);
         // SAFETY: the kernel takes these parameters, and its rows are shared out as the plan says; the caller's promise.
         unsafe { self.launch("fused_recurrent_gated_delta_rule", kernel, grid, stream, &params) }

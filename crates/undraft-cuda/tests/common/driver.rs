@@ -64,7 +64,7 @@ pub fn a_parameter_of_another_length_is_an_error(driver: &Arc<dyn Driver>) {
     let function = driver.function("fused_gdn_gating").unwrap();
     assert_eq!(function.param_bytes, size_of::<GatingParams>());
     let params = vec![MaybeUninit::new(0); function.param_bytes - 1];
-    let launch = Launch { function, blocks: (1, 1), threads: 32, shared: 0, params: &params };
+    let launch = Launch { function, blocks: (1, 1), threads: 32, shared: 0, overlap: false, params: &params };
     // SAFETY: the parameter is too short, so that nothing is launched.
     let e = unsafe { driver.launch(stream.handle(), &launch) }.unwrap_err();
     assert_eq!(e, CudaError::Params { got: params.len(), expected: params.len() + 1 });
