@@ -19,7 +19,7 @@ FLOORS = {
     "undraft-testing": ({"undraft-core"}, set()),
     "undraft-cpu": ({"undraft-core"}, TESTING),
     "undraft-cuda": ({"undraft-core"}, TESTING),
-    "undraft": ({"undraft-core", "undraft-cpu"}, TESTING),
+    "undraft": ({"undraft-core", "undraft-cpu", "undraft-cuda"}, TESTING),
     "undraft-model": ({"undraft"}, TESTING),
     "undraft-cli": ({"undraft", "undraft-model"} | TESTING, set()),
 }

@@ -303,6 +303,24 @@ pub enum ModelError {
     },
 
     // Running a model.
+    /// The model runs elsewhere.
+    #[error("the device is `{found}`, expected {expected}")]
+    OtherDevice {
+        /// Device that came.
+        found: &'static str,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// The device does not run such a model, or such a call.
+    #[error("{what} is not there on `{device}` yet: {hint}")]
+    NotOnDevice {
+        /// The device.
+        device: &'static str,
+        /// What was asked for.
+        what: String,
+        /// What to do.
+        hint: &'static str,
+    },
     /// The state pool refused, or an operation on the states.
     #[error(transparent)]
     Pool(#[from] undraft::Error),

@@ -6,6 +6,7 @@ pub mod drafters;
 pub mod error;
 mod files;
 pub mod generate;
+mod load;
 pub mod model;
 pub mod sampling;
 pub mod text;
