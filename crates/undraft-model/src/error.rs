@@ -303,6 +303,9 @@ pub enum ModelError {
     },
 
     // Running a model.
+    /// A call of the device failed half way.
+    #[error("a call failed half way and left the cache in between; reset it")]
+    CacheTorn,
     /// The model runs elsewhere.
     #[error("the device is `{found}`, expected {expected}")]
     OtherDevice {
@@ -324,6 +327,9 @@ pub enum ModelError {
     /// The state pool refused, or an operation on the states.
     #[error(transparent)]
     Pool(#[from] undraft::Error),
+    /// The CUDA device failed, or has not enough memory.
+    #[error(transparent)]
+    Cuda(#[from] undraft::cuda::CudaError),
     /// Memory could not be had.
     #[error("{what} need {bytes} bytes, which the system refused; ask for a smaller capacity")]
     OutOfMemory {

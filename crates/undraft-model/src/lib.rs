@@ -1,6 +1,7 @@
 //! Runner for hybrid language models with exact speculative decoding.
 
 pub mod config;
+pub mod cuda;
 pub mod dense;
 pub mod drafters;
 pub mod error;

@@ -41,6 +41,7 @@ use block::{Block, Mixer, Pass};
 
 use cache::Kind;
 pub use cache::{CacheConfig, HybridCache};
+pub(crate) use cache::{check_capacity, check_room};
 pub use forward::{Forward, Logits};
 pub use mtp::{DraftStep, MtpCache, MtpHead};
 pub use mtp_tree::{Rank, TreeShape};
