@@ -123,15 +123,37 @@ impl Gdn {
     /// From `work.h` to `work.delta`.
     pub(super) fn forward(&self, pass: Pass<'_>, layer: &GdnState) -> Result {
         let Pass { gpu, work, n, .. } = pass;
-        let header = pass.place.header;
-        let dims = &self.dims;
-        let (channels, heads, values) = (dims.conv_dim(), dims.num_v_heads(), dims.value_dim());
+        let (channels, heads, values) = (self.dims.conv_dim(), self.dims.num_v_heads(), self.dims.value_dim());
         let hidden_size = self.out_proj.out_features;
         let row = self.in_proj.out_features;
         let wide = Rows::new(&work.wide, row);
         gpu.linear(&self.in_proj, Rows::new(&work.h, hidden_size), wide, n)?;
+        self.recur(pass, layer)?;
+        let inner = Rows::new(&work.inner, values);
+        gpu.norm_gated(&NormParams {
+            x: Rows::new(&work.o, values).address(n, values),
+            z: wide.columns(channels).address(n, values),
+            weight: self.norm_weight.address(),
+            out: inner.address(n, values),
+            x_stride: values as i64,
+            z_stride: row as i64,
+            out_stride: values as i64,
+            num_rows: n as i64,
+            num_heads: heads as i32,
+            head_dim: self.dims.head_v_dim() as i32,
+            eps: self.norm_eps,
+            ..NormParams::default()
+        })?;
+        gpu.linear(&self.out_proj, inner, Rows::new(&work.delta, hidden_size), n)
+    }
 
-        let mixed = Rows::new(&work.mixed, channels);
+    /// Convolution and recurrence, from `work.wide` to `work.o`. Without tokens what is pending is settled and no more.
+    pub(super) fn recur(&self, pass: Pass<'_>, layer: &GdnState) -> Result {
+        let Pass { gpu, work, n, max_window, .. } = pass;
+        let (header, dims) = (pass.place.header, &self.dims);
+        let (channels, heads, values) = (dims.conv_dim(), dims.num_v_heads(), dims.value_dim());
+        let row = self.in_proj.out_features;
+        let (wide, mixed) = (Rows::new(&work.wide, row), Rows::new(&work.mixed, channels));
         let capture = if pass.undecided { Captured::DeltaLog } else { Captured::Final };
         gpu.conv(&ConvUpdateParams {
             x: wide.address(n, channels),
@@ -148,13 +170,11 @@ impl Gdn {
             channels: channels as i64,
             num_seqs: 1,
             width: self.conv_width as i32,
-            log_max: pass.max_window as i32,
+            log_max: max_window as i32,
             silu: Switch::On,
             capture,
             ..ConvUpdateParams::default()
         })?;
-
-        let o = Rows::new(&work.o, values);
         gpu.recurrent(&RecurrentParams {
             q: mixed.address(n, dims.key_dim()),
             k: mixed.columns(dims.key_dim()).address(n, dims.key_dim()),
@@ -163,7 +183,7 @@ impl Gdn {
             beta: wide.columns(channels + values).address(n, heads),
             a_log: self.a_log.address(),
             dt_bias: self.dt_bias.address(),
-            out: o.address(n, values),
+            out: Rows::new(&work.o, values).address(n, values),
             state: layer.state.address(),
             cu_seqlens: header.cu_seqlens(n),
             state_indices: header.state_indices(),
@@ -181,34 +201,17 @@ impl Gdn {
             v_stride: channels as i64,
             decay_stride: row as i64,
             beta_stride: row as i64,
-            pending_max: pass.max_window as i32,
-            log_max: pass.max_window as i32,
-            max_window: n as i32,
-            max_pending: pass.max_window as i32,
+            pending_max: max_window as i32,
+            log_max: max_window as i32,
+            max_window: n.max(1) as i32,
+            max_pending: max_window as i32,
             decay_form: DecayForm::Gate,
             beta_is_logit: Switch::On,
             l2_norm: Switch::On,
             eps: 1e-6,
             capture,
             ..RecurrentParams::new(dims, 1)
-        })?;
-
-        let inner = Rows::new(&work.inner, values);
-        gpu.norm_gated(&NormParams {
-            x: o.address(n, values),
-            z: wide.columns(channels).address(n, values),
-            weight: self.norm_weight.address(),
-            out: inner.address(n, values),
-            x_stride: values as i64,
-            z_stride: row as i64,
-            out_stride: values as i64,
-            num_rows: n as i64,
-            num_heads: heads as i32,
-            head_dim: dims.head_v_dim() as i32,
-            eps: self.norm_eps,
-            ..NormParams::default()
-        })?;
-        gpu.linear(&self.out_proj, inner, Rows::new(&work.delta, hidden_size), n)
+        })
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use undraft::Device;
+use undraft::cuda::DeviceBuffer;
 
 use super::block::{Block, Mixer, Pass};
 use super::cache::{CudaCache, CudaWindow, Layer};
@@ -116,6 +117,59 @@ impl CudaModel {
         Ok(CudaWindow::new(cache, n))
     }
 
+    /// Recurrent state `[HV, V, K]` and last inputs of the convolution `[W - 1, C]`, oldest first, of a Gated DeltaNet layer
+    /// (counted among those).
+    ///
+    /// # Errors
+    /// [`ModelError::ForeignCache`], [`ModelError::CacheTorn`], [`ModelError::Options`] if there is no such layer, or
+    /// [`ModelError::Cuda`].
+    pub fn states(&self, cache: &mut CudaCache, gdn_layer: usize) -> Result<(Vec<f32>, Vec<f32>)> {
+        self.check(cache, &[])?;
+        self.settle(cache)?;
+        let layers = cache.layers.iter().filter_map(|layer| match layer {
+            Layer::Gdn(layer) => Some(layer),
+            Layer::Attention(_) => None,
+        });
+        let layer = nth_layer(layers, gdn_layer)?;
+        Ok((self.read(&layer.state, layer.state.len())?, self.read(&layer.conv, layer.conv.len())?))
+    }
+
+    /// Keys and values of a full-attention layer (counted among those), `[len, num_kv_heads, head_dim]` each.
+    ///
+    /// # Errors
+    /// [`ModelError::ForeignCache`], [`ModelError::Options`] if there is no such layer, or [`ModelError::Cuda`].
+    pub fn keys_and_values(&self, cache: &CudaCache, attention_layer: usize) -> Result<(Vec<f32>, Vec<f32>)> {
+        self.check(cache, &[])?;
+        let layers = cache.layers.iter().filter_map(|layer| match layer {
+            Layer::Gdn(_) => None,
+            Layer::Attention(kv) => Some(kv),
+        });
+        let kv = nth_layer(layers, attention_layer)?;
+        let len = kv.keys.len() / cache.capacity() * cache.len();
+        Ok((self.read(&kv.keys, len)?, self.read(&kv.values, len)?))
+    }
+
+    /// Replays what is pending into the states.
+    fn settle(&self, cache: &mut CudaCache) -> Result<()> {
+        cache.begin()?;
+        let words = cache.words();
+        cache.header.write(self.gpu.stream(), words, &[])?;
+        let pass = self.pass(cache, 0, false);
+        for (block, layer) in self.blocks.iter().zip(&cache.layers) {
+            if let (Mixer::Gdn(gdn), Layer::Gdn(layer)) = (&block.mixer, layer) {
+                gdn.recur(pass, layer)?;
+            }
+        }
+        cache.end(0, 0);
+        Ok(())
+    }
+
+    fn read(&self, buffer: &DeviceBuffer<f32>, len: usize) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; len];
+        buffer.read(self.gpu.stream(), 0, &mut values)?;
+        Ok(values)
+    }
+
     fn check(&self, cache: &CudaCache, tokens: &[u32]) -> Result<()> {
         if cache.model_id != self.id {
             return Err(ModelError::ForeignCache);
@@ -144,13 +198,18 @@ impl CudaModel {
         Ok(())
     }
 
+    fn pass<'a>(&'a self, cache: &'a CudaCache, n: usize, undecided: bool) -> Pass<'a> {
+        let work = &cache.work;
+        assert!(n <= work.max_tokens && n <= cache.header.max_tokens(), "{n} tokens in a pass");
+        let place = Place { header: &cache.header, offset: 0, rope: &cache.rope, capacity: cache.capacity() };
+        Pass { gpu: &self.gpu, work, place, n, num_out: n, undecided, max_window: cache.max_window() }
+    }
+
     /// All blocks over the header's `n` tokens; their states go to `work.hidden`.
     fn trunk(&self, cache: &CudaCache, n: usize, undecided: bool) -> ops::Result {
         let (gpu, work) = (&self.gpu, &cache.work);
-        assert!(n <= work.max_tokens && n <= cache.header.max_tokens(), "{n} tokens in a pass");
+        let pass = self.pass(cache, n, undecided);
         let hidden_size = self.config.hidden_size;
-        let place = Place { header: &cache.header, offset: 0, rope: &cache.rope, capacity: cache.capacity() };
-        let pass = Pass { gpu, work, place, n, num_out: n, undecided, max_window: cache.max_window() };
         let x = Rows::new(&work.x, hidden_size);
         let h = Rows::new(&work.h, hidden_size);
         let delta = Rows::new(&work.delta, hidden_size);
@@ -180,6 +239,12 @@ impl CudaModel {
         gpu.linear(&self.head, hidden, Rows::new(&work.logits, vocab_size), n)?;
         gpu.argmax(&work.logits, vocab_size, &work.argmax_parts, work.largest.address(), n)
     }
+}
+
+fn nth_layer<'a, L>(mut layers: impl Iterator<Item = &'a L> + Clone, index: usize) -> Result<&'a L> {
+    let num_layers = layers.clone().count();
+    let max = num_layers.saturating_sub(1);
+    layers.nth(index).ok_or(ModelError::Options { option: "layer", found: index, min: 0, max })
 }
 
 impl Engine for CudaModel {

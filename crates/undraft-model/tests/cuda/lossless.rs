@@ -104,24 +104,24 @@ fn scripted(reference: &Record, prompt_len: usize, vocab_size: usize, seed: u64)
 
 #[test]
 fn scripted_drafts() {
-    for path in [NEXT, ODD] {
+    for (path, num_tokens, windows) in [(NEXT, 16, 1..=MAX_WINDOW), (ODD, 12, 3..=4)] {
         let model = load(path);
-        let mut bench = Bench::new(&model, prompt(&model, 5), 24);
+        let mut bench = Bench::new(&model, prompt(&model, 5), num_tokens);
         for sampling in samplings() {
             let reference = bench.plain(&sampling);
-            for window in 1..=MAX_WINDOW {
+            for window in windows.clone() {
                 let mut drafter = scripted(&reference, 5, model.config().vocab_size, window as u64);
                 bench.check(&reference, &sampling, window, &mut drafter);
             }
         }
         println!("{path}: {} rounds, {} drafts stay", bench.rounds, bench.accepted);
-        assert!(bench.rounds > 150 && bench.accepted > 100);
+        assert!(bench.rounds > 20 && bench.accepted > 10);
     }
 }
 
 #[test]
 fn mtp_drafts() {
-    for (path, num_tokens, windows) in [(NEXT, 20, 1..=8), (ODD, 16, 2..=5), (TRAINED, 24, 3..=4)] {
+    for (path, num_tokens, windows) in [(NEXT, 10, 1..=8), (ODD, 8, 3..=3), (TRAINED, 12, 3..=3)] {
         let model = load(path);
         let mut bench = Bench::new(&model, prompt(&model, 6), num_tokens);
         let mut drafter = CudaMtpDrafter::new(model.mtp().unwrap(), bench.cache.capacity()).unwrap();
@@ -140,11 +140,11 @@ fn mtp_drafts() {
 #[test]
 fn lookup_drafts() {
     let model = load(NEXT);
-    let mut bench = Bench::new(&model, prompt(&model, 3).repeat(4), 20);
+    let mut bench = Bench::new(&model, prompt(&model, 3).repeat(4), 12);
     let capacity = bench.cache.capacity();
     for sampling in samplings() {
         let reference = bench.plain(&sampling);
-        for window in 1..=MAX_WINDOW {
+        for window in [1, 3, 5] {
             let ngrams = LookupOptions::new(1, 3).unwrap();
             bench.check(&reference, &sampling, window, &mut LookupDrafter::new(ngrams));
             let mtp = CudaMtpDrafter::new(model.mtp().unwrap(), capacity).unwrap();
@@ -152,7 +152,7 @@ fn lookup_drafts() {
         }
     }
     println!("{} rounds, {} drafts stay", bench.rounds, bench.accepted);
-    assert!(bench.rounds > 200);
+    assert!(bench.rounds > 40);
 }
 
 /// Without anyone who wants logits, ids alone come down.
@@ -160,13 +160,13 @@ fn lookup_drafts() {
 fn the_largest_logit_is_found_on_the_device() {
     for path in [NEXT, ODD] {
         let model = load(path);
-        let mut bench = Bench::new(&model, prompt(&model, 7), 20);
+        let mut bench = Bench::new(&model, prompt(&model, 7), 10);
         let reference = bench.plain(&SamplingParams::default());
         let capacity = bench.cache.capacity();
         for window in [0, 3] {
             let mut drafter = CudaMtpDrafter::new(model.mtp().unwrap(), capacity).unwrap();
             let drafter: Option<&mut dyn Drafter<HiddenRows>> = if window > 0 { Some(&mut drafter) } else { None };
-            let options = options(&SamplingParams::default(), window, 20);
+            let options = options(&SamplingParams::default(), window, 10);
             let run = generate(&model, &mut bench.cache, &bench.prompt, &options, drafter, &mut Quiet).unwrap();
             assert_eq!(run.tokens, reference.tokens, "{path}, window {window}");
         }

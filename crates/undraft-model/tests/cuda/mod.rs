@@ -1,6 +1,7 @@
 //! The runner on CUDA held against its own plain decoding, and against the CPU's.
 
 mod lossless;
+mod rounds;
 mod values;
 
 use std::sync::Arc;
