@@ -9,7 +9,8 @@
 //
 // A warp computes R outputs of T rows. Lane l has elements 4 (l + 32 j) .. + 3, which it adds to one accumulator an output
 // by FMAs in rising order; then the lanes are added pairwise. So the order depends on in_features alone, and weights of
-// equal value give equal bits whatever their dtype.
+// equal value give equal bits whatever their dtype. Blocks of the same outputs are neighbours, so that weights that several
+// rows need come from the cache.
 #include "dense.cuh"
 
 struct LinearParams {
@@ -25,7 +26,7 @@ template <typename W, int R, int T>
 __device__ __forceinline__ void linear(const LinearParams& p) {
     typedef StateOf<W> Of;
     int lane = threadIdx.x % 32;
-    int first_out = (blockIdx.x * 4 + threadIdx.x / 32) * R, first_row = blockIdx.y * T;
+    int first_out = (blockIdx.y * 4 + threadIdx.x / 32) * R, first_row = blockIdx.x * T;
     if (first_out >= p.out_features) return;
     const W* weight = (const W*)p.weight;
     if (T == 1 && p.experts) weight += p.experts[first_row] * p.expert_stride;

@@ -6,7 +6,7 @@ use crate::raw::{CUstream, DevicePtr, Elements, Grid, Launcher};
 use crate::select::Kernel;
 
 /// Warps of a block, as in the kernel.
-const WARPS: u64 = 4;
+const WARPS: usize = 4;
 
 /// Parameters of [`Launcher::dense_linear`].
 #[derive(Clone, Debug, Default)]
@@ -46,8 +46,8 @@ impl Launcher {
         let (rows, outputs) = (params.num_rows.max(0) as usize, params.out_features.max(0) as usize);
         let num_sms = self.device.attributes().num_sms;
         let tile = select::linear(rows, outputs, params.experts != 0, num_sms);
-        let blocks = (outputs as u64).div_ceil(WARPS * tile.outputs as u64);
-        let grid = Grid { blocks: (blocks, rows.div_ceil(tile.rows) as u32), threads: WARPS as u32 * 32, shared: 0 };
+        let blocks = (rows.div_ceil(tile.rows) as u64, outputs.div_ceil(WARPS * tile.outputs) as u32);
+        let grid = Grid { blocks, threads: WARPS as u32 * 32, shared: 0 };
         let kernel = Kernel::Dense(DenseKernel::Linear { weight: weight.into(), tile });
         // SAFETY: the kernel takes these parameters; the caller's promise.
         unsafe { self.launch("dense_linear", kernel, grid, stream, params) }

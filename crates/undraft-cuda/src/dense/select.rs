@@ -72,7 +72,9 @@ pub(crate) fn linear(num_rows: usize, out_features: usize, has_experts: bool, nu
         _ => 8,
     };
     let blocks = out_features.div_ceil(16) * num_rows.div_ceil(rows);
-    LinearTile { outputs: if blocks >= 2 * num_sms { 4 } else { 1 }, rows }
+    // A grid has at most 65,535 blocks along the outputs.
+    let many = blocks >= 2 * num_sms || out_features > 4 * 0xffff;
+    LinearTile { outputs: if many { 4 } else { 1 }, rows }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use undraft::cuda::raw::{Captured, ConvUpdateParams, DecayForm, NormParams, Recu
 
 use super::ops::{AttentionSizes, Gpu, Kv, Place, Result, Rows};
 use super::weights::{Matrix, Norm};
-use super::workspace::Workspace;
+use super::workspace::{ATTENTION_TOKENS, Workspace};
 
 /// `x += mixer(input_norm(x)); x += mlp(post_norm(x))`.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ impl Gdn {
         gpu.linear(&self.in_proj, Rows::new(&work.h, hidden_size), wide, n)?;
         self.recur(pass, layer)?;
         let inner = Rows::new(&work.inner, values);
-        gpu.norm_gated(&NormParams {
+        let params = NormParams {
             x: Rows::new(&work.o, values).address(n, values),
             z: wide.columns(channels).address(n, values),
             weight: self.norm_weight.address(),
@@ -143,7 +143,9 @@ impl Gdn {
             head_dim: self.dims.head_v_dim() as i32,
             eps: self.norm_eps,
             ..NormParams::default()
-        })?;
+        };
+        // SAFETY: rows of the workspace were checked; the weight has an element for each of a head's.
+        unsafe { gpu.norm_gated(&params)? };
         gpu.linear(&self.out_proj, inner, Rows::new(&work.delta, hidden_size), n)
     }
 
@@ -155,7 +157,7 @@ impl Gdn {
         let row = self.in_proj.out_features;
         let (wide, mixed) = (Rows::new(&work.wide, row), Rows::new(&work.mixed, channels));
         let capture = if pass.undecided { Captured::DeltaLog } else { Captured::Final };
-        gpu.conv(&ConvUpdateParams {
+        let conv = ConvUpdateParams {
             x: wide.address(n, channels),
             weight: self.conv_weight.address(),
             state: layer.conv.address(),
@@ -174,8 +176,11 @@ impl Gdn {
             silu: Switch::On,
             capture,
             ..ConvUpdateParams::default()
-        })?;
-        gpu.recurrent(&RecurrentParams {
+        };
+        // SAFETY: rows of the workspace were checked; weight, state and log were made for the layer's sizes and `max_window`
+        // tokens; the header holds the bounds of `n` tokens, slot 0, and at most `max_window` entries pending.
+        unsafe { gpu.conv(&conv)? };
+        let recurrent = RecurrentParams {
             q: mixed.address(n, dims.key_dim()),
             k: mixed.columns(dims.key_dim()).address(n, dims.key_dim()),
             v: mixed.columns(2 * dims.key_dim()).address(n, values),
@@ -211,7 +216,9 @@ impl Gdn {
             eps: 1e-6,
             capture,
             ..RecurrentParams::new(dims, 1)
-        })
+        };
+        // SAFETY: as above; entries pending lie in one slot of the logs, and the window's go into the other.
+        unsafe { gpu.recurrent(&recurrent) }
     }
 }
 
@@ -224,12 +231,14 @@ impl Attention {
         let wide = Rows::new(&work.wide, sizes.row());
         gpu.linear(&self.qkv_proj, Rows::new(&work.h, hidden_size), wide, n)?;
         gpu.rotate(sizes, (&self.q_norm, &self.k_norm), &work.wide, place, (&work.mixed, kv), n)?;
+        let (query, inner) = (Rows::new(&work.mixed, sizes.queries()), Rows::new(&work.inner, sizes.queries()));
         let skipped = n - num_out;
-        let query = Rows::new(&work.mixed, sizes.queries()).rows(skipped);
-        let place = Place { offset: place.offset + skipped, ..place };
-        let parts = (&work.attention_parts, work.segments);
-        gpu.attend(sizes, place, (query, wide.rows(skipped), kv), parts, &work.inner, num_out)?;
-        let inner = Rows::new(&work.inner, sizes.queries());
+        for first in (skipped..n).step_by(ATTENTION_TOKENS) {
+            let place = Place { offset: place.offset + first, ..place };
+            let tokens = (query.rows(first), wide.rows(first), inner.rows(first - skipped));
+            let parts = (&work.attention_parts, work.segments);
+            gpu.attend(sizes, place, tokens, kv, parts, (n - first).min(ATTENTION_TOKENS))?;
+        }
         gpu.linear(&self.o_proj, inner, Rows::new(&work.delta, hidden_size), num_out)
     }
 
@@ -289,12 +298,15 @@ impl Moe {
             top_k: self.top_k as i32,
             norm_topk_prob: self.norm_topk_prob.into(),
         };
-        gpu.experts(&params, false)?;
+        assert!(n <= work.max_tokens, "{n} tokens in a pass");
+        // SAFETY: the space was made for the model's experts and `max_tokens` tokens; so was `work.delta`.
+        unsafe { gpu.moe_route(&params)? };
         let chosen = n * self.top_k;
         gpu.linear_of_experts(&self.experts.gate_up, &space.chosen, (&work.h, self.top_k), &space.gate_up, chosen)?;
         gpu.silu_mul(&space.gate_up, &space.inner, chosen, inner)?;
         gpu.linear_of_experts(&self.experts.down, &space.chosen, (&space.inner, 1), &space.results, chosen)?;
         self.shared.forward(pass, &space.shared, n)?;
-        gpu.experts(&params, true)
+        // SAFETY: as above; weights, results and gates are those of these tokens.
+        unsafe { gpu.moe_sum(&params) }
     }
 }

@@ -213,7 +213,8 @@ impl CudaModel {
         let x = Rows::new(&work.x, hidden_size);
         let h = Rows::new(&work.h, hidden_size);
         let delta = Rows::new(&work.delta, hidden_size);
-        gpu.embed(&self.embed, cache.header.tokens(), n, &work.x)?;
+        // SAFETY: the header has room for as many tokens, as `pass` has checked.
+        unsafe { gpu.embed(&self.embed, cache.header.tokens(), n, &work.x)? };
         let mut before = None;
         for (block, layer) in self.blocks.iter().zip(&cache.layers) {
             gpu.norm(&block.input_norm, x, before, h, n)?;
@@ -237,7 +238,7 @@ impl CudaModel {
         assert!(n <= work.max_logits, "logits of {n} tokens");
         let hidden = Rows::new(&work.hidden, hidden_size).rows(first);
         gpu.linear(&self.head, hidden, Rows::new(&work.logits, vocab_size), n)?;
-        gpu.argmax(&work.logits, vocab_size, &work.argmax_parts, work.largest.address(), n)
+        gpu.argmax((&work.logits, vocab_size), &work.argmax_parts, (&work.largest, 0), n)
     }
 }
 

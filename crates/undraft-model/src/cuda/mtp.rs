@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use undraft::cuda::DeviceBuffer;
 use undraft::cuda::dense::INVALID;
-use undraft::cuda::driver::{DevicePtr, Graph};
+use undraft::cuda::driver::Graph;
 
 use super::CHUNK;
 use super::block::{Attention, Block, Pass};
@@ -52,15 +52,34 @@ pub struct CudaMtpDrafter<'m> {
     drafted: DeviceBuffer<u32>,
     /// Of as many drafts, once they were asked for.
     graphs: Vec<Option<Graph>>,
+    /// Of as many true pairs of a round, once they have come.
+    feeds: Vec<Option<Feed>>,
     /// Pairs held.
     len: usize,
     capacity: usize,
-    logits: Vec<f32>,
+    host_logits: Vec<f32>,
+}
+
+/// Recorded work over states that lie in a buffer of the trunk's.
+#[derive(Debug)]
+struct Feed {
+    graph: Graph,
+    hidden: Arc<DeviceBuffer<f32>>,
+}
+
+/// Where the tokens of pairs come from.
+#[derive(Clone, Copy)]
+enum Tokens {
+    Header,
+    /// A draft that was made on the device.
+    Drafted(usize),
 }
 
 impl<'m> CudaMtpDrafter<'m> {
     /// Most drafts that are made in one go.
     const MAX_DRAFTS: usize = 64;
+    /// Most pairs of a round for which a graph is kept.
+    const MAX_PAIRS: usize = 16;
 
     /// A drafter for sequences of up to `capacity` tokens.
     ///
@@ -81,9 +100,10 @@ impl<'m> CudaMtpDrafter<'m> {
             own: DeviceBuffer::zeroed(stream, config.hidden_size)?,
             drafted: DeviceBuffer::zeroed(stream, Self::MAX_DRAFTS)?,
             graphs: (0..=Self::MAX_DRAFTS).map(|_| None).collect(),
+            feeds: (0..=Self::MAX_PAIRS).map(|_| None).collect(),
             len: 0,
             capacity,
-            logits: Vec::new(),
+            host_logits: Vec::new(),
         })
     }
 
@@ -103,15 +123,21 @@ impl<'m> CudaMtpDrafter<'m> {
     }
 
     /// The block over `n` pairs of tokens and states, `offset` behind those held; `to` gets the state of the last one.
-    fn run(&self, tokens: DevicePtr, hidden: Rows<'_>, n: usize, offset: usize, to: &DeviceBuffer<f32>) -> ops::Result {
+    fn run(&self, tokens: Tokens, hidden: Rows<'_>, n: usize, offset: usize, to: &DeviceBuffer<f32>) -> ops::Result {
         let Self { head, work, .. } = self;
         let gpu = &head.gpu;
+        assert!(n <= work.max_tokens, "{n} pairs in a pass");
         let hidden_size = head.config.hidden_size;
         let x = Rows::new(&work.x, hidden_size);
         let h = Rows::new(&work.h, hidden_size);
         let delta = Rows::new(&work.delta, hidden_size);
         let pairs = Rows::new(&work.wide, 2 * hidden_size);
-        gpu.embed(&head.embed, tokens, n, &work.x)?;
+        let tokens = match tokens {
+            Tokens::Header => self.header.tokens(),
+            Tokens::Drafted(index) => self.drafted.address_of(index)?,
+        };
+        // SAFETY: the header has room for as many tokens as the workspace; a draft is one token.
+        unsafe { gpu.embed(&head.embed, tokens, n, &work.x)? };
         gpu.norm(&head.norm_embedding, x, None, pairs, n)?;
         gpu.norm(&head.norm_hidden, hidden, None, pairs.columns(hidden_size), n)?;
         gpu.linear(&head.fc, pairs, x, n)?;
@@ -126,23 +152,46 @@ impl<'m> CudaMtpDrafter<'m> {
         gpu.norm(&head.norm, x, Some(delta), Rows::new(to, hidden_size), 1)
     }
 
-    /// Logits behind a state, and the largest of them into `to`.
-    fn logits(&self, state: &DeviceBuffer<f32>, to: DevicePtr) -> ops::Result {
+    /// State that draft `index` is made from, once the block has run over the draft before it.
+    fn step(&self, index: usize, before: Tokens) -> ops::Result<&DeviceBuffer<f32>> {
+        if index == 0 {
+            return Ok(&self.last);
+        }
+        let state = if index == 1 { &self.last } else { &self.own };
+        self.run(before, Rows::new(state, self.head.config.hidden_size), 1, index - 1, &self.own)?;
+        Ok(&self.own)
+    }
+
+    /// Logits behind a state, and the largest of them, as draft `index`.
+    fn logits(&self, state: &DeviceBuffer<f32>, index: usize) -> ops::Result {
         let Self { head, work, .. } = self;
         let vocab_size = head.config.vocab_size;
         let hidden = Rows::new(state, head.config.hidden_size);
         head.gpu.linear(&head.head, hidden, Rows::new(&work.logits, vocab_size), 1)?;
-        head.gpu.argmax(&work.logits, vocab_size, &work.argmax_parts, to, 1)
+        head.gpu.argmax((&work.logits, vocab_size), &work.argmax_parts, (&self.drafted, index), 1)
     }
 
-    /// State that draft `index` is made from, once the block has run over the draft before it, which `token` points to.
-    fn step(&self, index: usize, token: DevicePtr) -> ops::Result<&DeviceBuffer<f32>> {
-        if index == 0 {
-            return Ok(&self.last);
+    /// Puts true pairs behind those held, as many as a pass takes.
+    fn feed(&mut self, hidden: &HiddenRows, tokens: &[u32]) -> Result<()> {
+        let (stream, n) = (self.head.gpu.stream(), tokens.len());
+        self.header.write(stream, HeaderWords { len: self.len, ..HeaderWords::default() }, tokens)?;
+        let rows = Rows::new(&hidden.buffer, self.head.config.hidden_size).rows(hidden.first);
+        let is_round = hidden.first == 0 && n < self.feeds.len();
+        if !is_round {
+            self.run(Tokens::Header, rows, n, 0, &self.last)?;
+        } else {
+            if !self.feeds[n].as_ref().is_some_and(|feed| Arc::ptr_eq(&feed.hidden, &hidden.buffer)) {
+                let graph = stream.capture(|| self.run(Tokens::Header, rows, n, 0, &self.last))?;
+                self.feeds[n] = Some(Feed { graph, hidden: hidden.buffer.clone() });
+            }
+            if let Some(feed) = &self.feeds[n] {
+                // SAFETY: the graph was recorded for this drafter, which keeps all memory that it uses but the weights; those
+                // are of the head, which is borrowed. The header has `n` tokens; pairs stay within the capacity.
+                unsafe { feed.graph.launch(stream)? };
+            }
         }
-        let before = if index == 1 { &self.last } else { &self.own };
-        self.run(token, Rows::new(before, self.head.config.hidden_size), 1, index - 1, &self.own)?;
-        Ok(&self.own)
+        self.len += n;
+        Ok(())
     }
 
     /// Greedy drafts; false if logits had no largest one.
@@ -152,16 +201,15 @@ impl<'m> CudaMtpDrafter<'m> {
         if self.graphs[num_drafts].is_none() {
             let graph = stream.capture(|| {
                 for index in 0..num_drafts {
-                    let state = self.step(index, self.drafted.address_of(index.saturating_sub(1))?)?;
-                    self.logits(state, self.drafted.address_of(index)?)?;
+                    let state = self.step(index, Tokens::Drafted(index.saturating_sub(1)))?;
+                    self.logits(state, index)?;
                 }
                 Ok(())
             })?;
             self.graphs[num_drafts] = Some(graph);
         }
         if let Some(graph) = &self.graphs[num_drafts] {
-            // SAFETY: the graph was recorded for this drafter, which keeps all memory that it uses but the weights; those are
-            // of the head, which is borrowed. Pairs held and drafts stay within the capacity.
+            // SAFETY: as in `feed`; pairs held and drafts stay within the capacity.
             unsafe { graph.launch(stream)? };
         }
         drafts.resize(num_drafts, 0);
@@ -174,15 +222,15 @@ impl<'m> CudaMtpDrafter<'m> {
         let (head, vocab_size) = (self.head, self.head.config.vocab_size);
         let stream = head.gpu.stream();
         drafts.clear();
-        self.logits.resize(vocab_size, 0.0);
+        self.host_logits.resize(vocab_size, 0.0);
         for index in 0..num_drafts {
             let words = HeaderWords { len: self.len, ..HeaderWords::default() };
             self.header.write(stream, words, drafts.last().map_or(&[], std::slice::from_ref))?;
-            let state = self.step(index, self.header.tokens())?;
-            self.logits(state, self.work.largest.address())?;
-            self.work.logits.read(stream, 0, &mut self.logits)?;
+            let state = self.step(index, Tokens::Header)?;
+            self.logits(state, 0)?;
+            self.work.logits.read(stream, 0, &mut self.host_logits)?;
             // With n pairs the tokens up to position n are known.
-            let token = choose.token((self.len + index + 1) as u64, &self.logits)?;
+            let token = choose.token((self.len + index + 1) as u64, &self.host_logits)?;
             check_tokens(&[token], vocab_size)?;
             drafts.push(token);
         }
@@ -205,13 +253,9 @@ impl Drafter<HiddenRows> for CudaMtpDrafter<'_> {
         }
         check_tokens(next_tokens, head.config.vocab_size)?;
         check_room(self.len, next_tokens.len(), self.capacity)?;
-        let stream = head.gpu.stream();
         for (index, tokens) in next_tokens.chunks(CHUNK).enumerate() {
-            let words = HeaderWords { len: self.len, ..HeaderWords::default() };
-            self.header.write(stream, words, tokens)?;
-            let rows = Rows::new(&hidden.buffer, hidden_size).rows(hidden.first + index * CHUNK);
-            self.run(self.header.tokens(), rows, tokens.len(), 0, &self.last)?;
-            self.len += tokens.len();
+            let first = hidden.first + index * CHUNK;
+            self.feed(&HiddenRows { first, num_rows: tokens.len(), ..hidden.clone() }, tokens)?;
         }
         Ok(())
     }

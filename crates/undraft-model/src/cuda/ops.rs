@@ -9,7 +9,7 @@ use undraft::cuda::dense::{
     ArgmaxParams, AttentionParams, DenseNormParams, EmbedParams, LinearParams, MoeParams, RotateParams, SiluMulParams,
 };
 use undraft::cuda::driver::{DevicePtr, Stream};
-use undraft::cuda::raw::{CUstream, ConvUpdateParams, Launcher, NormParams, RecurrentParams};
+use undraft::cuda::raw::{CUstream, ConvUpdateParams, Elements, Launcher, NormParams, RecurrentParams};
 use undraft::cuda::{CudaBackend, CudaError, DeviceBuffer};
 
 use super::weights::{Matrix, Norm};
@@ -111,8 +111,11 @@ pub(super) struct Place<'a> {
 }
 
 impl Gpu {
-    /// Rows of an embedding into `out` `[n, in_features]`; `tokens` has `n` ids.
-    pub(super) fn embed(&self, table: &Matrix, tokens: DevicePtr, n: usize, out: &DeviceBuffer<f32>) -> Result {
+    /// Rows of an embedding into `out` `[n, in_features]`.
+    ///
+    /// # Safety
+    /// `tokens` is the address of `n` ids in device memory.
+    pub(super) unsafe fn embed(&self, table: &Matrix, tokens: DevicePtr, n: usize, out: &DeviceBuffer<f32>) -> Result {
         let params = EmbedParams {
             table: table.address(),
             tokens,
@@ -122,8 +125,7 @@ impl Gpu {
             vocab_size: table.out_features as i32,
             dtype: table.elements(),
         };
-        // SAFETY: the table has the sizes that it says, `out` was checked, and `tokens` is a header's or the ids of as many
-        // rows, which are given for up to as many tokens as their owner has room for.
+        // SAFETY: the table has the sizes that it says, and `out` was checked; the caller's promise.
         unsafe { self.launcher().dense_embed(self.handle(), &params) }
     }
 
@@ -247,15 +249,15 @@ impl Gpu {
         unsafe { self.launcher().dense_rotate(self.handle(), &params) }
     }
 
-    /// Attends with `n` tokens, of which the first stands at `place` and has row 0 of `query`; gates lie in the joint
-    /// projection's rows from `gates` on.
+    /// Attends with `n` tokens, of which the first stands at `place`: their queries, their rows of the joint projection, which
+    /// hold the gates, and where the result goes.
     pub(super) fn attend(
         &self,
         sizes: AttentionSizes,
         place: Place<'_>,
-        (query, gates, kv): (Rows<'_>, Rows<'_>, &Kv),
+        (query, joint, out): (Rows<'_>, Rows<'_>, Rows<'_>),
+        kv: &Kv,
         (parts, segments): (&DeviceBuffer<f32>, usize),
-        out: &DeviceBuffer<f32>,
         n: usize,
     ) -> Result {
         let AttentionSizes { num_heads, num_kv_heads, head_dim, .. } = sizes;
@@ -266,9 +268,9 @@ impl Gpu {
             len_held: place.header.len_held(),
             parts: at_least(parts, n * num_heads * segments * (head_dim + 2)),
             // The gate of a head lies behind its query.
-            gate: gates.columns(head_dim).address(n, 2 * sizes.queries() - head_dim),
-            out: at_least(out, n * sizes.queries()),
-            gate_stride: gates.stride as i64,
+            gate: joint.columns(head_dim).address(n, 2 * sizes.queries() - head_dim),
+            out: out.address(n, sizes.queries()),
+            gate_stride: joint.stride as i64,
             num_tokens: n as i32,
             num_heads: num_heads as i32,
             num_kv_heads: num_kv_heads as i32,
@@ -280,57 +282,69 @@ impl Gpu {
         unsafe { self.launcher().dense_attention(self.handle(), &params) }
     }
 
-    /// Chooses experts, or adds up what they gave.
-    pub(super) fn experts(&self, params: &MoeParams, sums: bool) -> Result {
-        // SAFETY: the addresses are those of an `ExpertsSpace` with room for the tokens of the pass, and of its workspace.
-        unsafe {
-            match sums {
-                false => self.launcher().dense_moe_route(self.handle(), params),
-                true => self.launcher().dense_moe_sum(self.handle(), params),
-            }
-        }
-    }
-
-    /// The token of the largest of each of `n` rows of logits `[n, len]`.
+    /// The token of the largest of each of `n` rows of logits `[n, len]`, into `out` from element `at` on.
     pub(super) fn argmax(
         &self,
-        logits: &DeviceBuffer<f32>,
-        len: usize,
+        (logits, len): (&DeviceBuffer<f32>, usize),
         parts: &DeviceBuffer<u64>,
-        out: DevicePtr,
+        (out, at): (&DeviceBuffer<u32>, usize),
         n: usize,
     ) -> Result {
         let num_parts = undraft::cuda::dense::argmax_parts(len);
         let params = ArgmaxParams {
             x: at_least(logits, n * len),
             parts: at_least(parts, n * num_parts),
-            out,
+            out: at_least(out, at + n) + 4 * at as u64,
             len: len as i64,
             num_rows: n as i32,
             num_parts: num_parts as i32,
         };
-        // SAFETY: the buffers were checked; `out` has room for as many ids as its owner has rows of logits.
+        // SAFETY: the buffers were checked.
         unsafe { self.launcher().dense_argmax(self.handle(), &params) }
     }
 
+    /// Chooses experts.
+    ///
+    /// # Safety
+    /// The contract of [`undraft::cuda::raw`].
+    pub(super) unsafe fn moe_route(&self, params: &MoeParams) -> Result {
+        // SAFETY: the caller's promise.
+        unsafe { self.launcher().dense_moe_route(self.handle(), params) }
+    }
+
+    /// Adds up what experts gave.
+    ///
+    /// # Safety
+    /// The contract of [`undraft::cuda::raw`].
+    pub(super) unsafe fn moe_sum(&self, params: &MoeParams) -> Result {
+        // SAFETY: the caller's promise.
+        unsafe { self.launcher().dense_moe_sum(self.handle(), params) }
+    }
+
     /// The convolution of a window, or of part of a prompt.
-    pub(super) fn conv(&self, params: &ConvUpdateParams) -> Result {
-        // SAFETY: the addresses are those of a Gated DeltaNet layer's state and log, of a workspace with room for the tokens,
-        // and of a header, whose words are in range.
+    ///
+    /// # Safety
+    /// The contract of [`undraft::cuda::raw`].
+    pub(super) unsafe fn conv(&self, params: &ConvUpdateParams) -> Result {
+        // SAFETY: the caller's promise.
         unsafe { self.launcher().causal_conv1d_update(self.handle(), params) }
     }
 
     /// The recurrence, with f32 states.
-    pub(super) fn recurrent(&self, params: &RecurrentParams) -> Result {
-        // SAFETY: as for `conv`; the pending log and the window's are two slots of the layer's, by the header's words.
-        unsafe {
-            self.launcher().fused_recurrent_gated_delta_rule(self.handle(), params, undraft::cuda::raw::Elements::F32)
-        }
+    ///
+    /// # Safety
+    /// The contract of [`undraft::cuda::raw`].
+    pub(super) unsafe fn recurrent(&self, params: &RecurrentParams) -> Result {
+        // SAFETY: the caller's promise.
+        unsafe { self.launcher().fused_recurrent_gated_delta_rule(self.handle(), params, Elements::F32) }
     }
 
     /// The gated norm behind the recurrence.
-    pub(super) fn norm_gated(&self, params: &NormParams) -> Result {
-        // SAFETY: the addresses are those of a workspace with room for the tokens, and of a layer's weight.
+    ///
+    /// # Safety
+    /// The contract of [`undraft::cuda::raw`].
+    pub(super) unsafe fn norm_gated(&self, params: &NormParams) -> Result {
+        // SAFETY: the caller's promise.
         unsafe { self.launcher().rms_norm_gated(self.handle(), params) }
     }
 }

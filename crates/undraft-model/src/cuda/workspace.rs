@@ -91,6 +91,9 @@ impl Header {
     }
 }
 
+/// Tokens that attend at a time: sums of segments are kept for as many.
+pub(super) const ATTENTION_TOKENS: usize = 8;
+
 /// Scratch memory of a pass through blocks.
 #[derive(Debug)]
 pub(super) struct Workspace {
@@ -108,7 +111,7 @@ pub(super) struct Workspace {
     pub(super) mixed: DeviceBuffer<f32>,
     /// Output of the recurrence, `[n, HV, V]`.
     pub(super) o: DeviceBuffer<f32>,
-    /// `[n, heads, segments, D + 2]`.
+    /// `[ATTENTION_TOKENS, heads, segments, D + 2]`.
     pub(super) attention_parts: DeviceBuffer<f32>,
     pub(super) experts: Option<ExpertsSpace>,
     /// Logits of up to `max_logits` rows.
@@ -183,7 +186,10 @@ impl Workspace {
             inner: buffer(value_dim.max(queries).max(mlp))?,
             mixed: buffer(conv_dim.max(queries))?,
             o: buffer(value_dim)?,
-            attention_parts: buffer(config.num_attention_heads * segments * (config.head_dim + 2))?,
+            attention_parts: DeviceBuffer::uninit(
+                stream.driver(),
+                ATTENTION_TOKENS * config.num_attention_heads * segments * (config.head_dim + 2),
+            )?,
             experts,
             logits: DeviceBuffer::uninit(stream.driver(), max_logits * config.vocab_size)?,
             argmax_parts: DeviceBuffer::uninit(stream.driver(), max_logits * dense::argmax_parts(config.vocab_size))?,
