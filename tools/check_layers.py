@@ -21,8 +21,8 @@ FLOORS = {
     "undraft-cpu": ({"undraft-core"}, TESTING),
     "undraft-cuda": ({"undraft-core"}, TESTING),
     "undraft-emulator": ({"undraft-cuda"}, {"undraft-core", "undraft-cpu"} | TESTING),
-    "undraft": ({"undraft-core", "undraft-cpu"}, TESTING),
-    "undraft-model": ({"undraft"}, TESTING),
+    "undraft": ({"undraft-core", "undraft-cpu", "undraft-cuda"}, TESTING),
+    "undraft-model": ({"undraft"}, {"undraft-emulator"} | TESTING),
     "undraft-cli": ({"undraft", "undraft-model"} | TESTING, set()),
 }
 UNPUBLISHED = TESTING | {"undraft-emulator"}

@@ -1,11 +1,13 @@
 //! What the subcommands share.
 
+use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 use undraft::Device;
 use undraft::cpu::{CpuBackend, Isa, Serial, ThreadPool};
+use undraft::cuda::CudaError;
 
 /// Instruction set, as an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -31,6 +33,28 @@ impl From<IsaArg> for Isa {
     }
 }
 
+/// Device, as an option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceArg {
+    /// The CPU.
+    Cpu,
+    /// An NVIDIA GPU by its number.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || format!("`{text}` is no device, expected cpu, cuda or cuda:N");
+        match text {
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => text.strip_prefix("cuda:").and_then(|n| n.parse().ok()).map(Self::Cuda).ok_or_else(expected),
+        }
+    }
+}
+
 /// Threads that the machine offers.
 pub fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -49,9 +73,30 @@ pub fn cpu(isa: Option<IsaArg>, threads: Option<usize>) -> Result<CpuBackend> {
     })
 }
 
-/// [`cpu`] as a device.
-pub fn device(isa: Option<IsaArg>, threads: Option<usize>) -> Result<Device> {
-    cpu(isa, threads).map(Device::cpu_with)
+/// The device that is asked for; instruction set and threads belong to the CPU.
+pub fn device(device: DeviceArg, isa: Option<IsaArg>, threads: Option<usize>) -> Result<Device> {
+    match device {
+        DeviceArg::Cpu => cpu(isa, threads).map(Device::cpu_with),
+        DeviceArg::Cuda(_) if isa.is_some() => bail!("`--isa` needs `--device cpu`"),
+        DeviceArg::Cuda(_) if threads.is_some() => bail!("`--threads` needs `--device cpu`"),
+        DeviceArg::Cuda(ordinal) => Ok(Device::cuda(ordinal)?),
+    }
+}
+
+/// The CUDA devices of this machine, in order; one error where there is a reason that there are none, or where one that is
+/// there cannot be used.
+pub fn cuda_devices() -> impl Iterator<Item = undraft::Result<Device>> {
+    (0..)
+        .map_while(|ordinal| match Device::cuda(ordinal) {
+            Err(undraft::Error::Cuda(CudaError::NoDevice { .. })) if ordinal > 0 => None,
+            device => Some(device),
+        })
+        .scan(false, |ended, device| {
+            let item = (!*ended).then_some(device)?;
+            *ended =
+                matches!(&item, Err(undraft::Error::Cuda(CudaError::NoDriver { .. } | CudaError::NoDevice { .. })));
+            Some(item)
+        })
 }
 
 /// Bytes with a unit, three digits.

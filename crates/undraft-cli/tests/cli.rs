@@ -203,6 +203,42 @@ fn bad_usage_and_input_exit_with_2_and_say_what_was_expected() {
 }
 
 #[test]
+fn a_cuda_device_that_is_not_there_is_an_error_that_says_so() {
+    let output = undraft(&["generate", "--prompt", "import", "--device", "cuda:4000"], b"");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    let (no_driver, no_device) = ("no NVIDIA driver found", "CUDA device 4000 was asked for");
+    assert!(stderr.contains(no_driver) || stderr.contains(no_device), "{stderr}");
+    assert!(output.stdout.is_empty());
+    let refused = |args: &[&str], parts: &[&str]| refused(&[&["generate", "--prompt", "a"], args].concat(), b"", parts);
+    refused(&["--device", "gpu"], &["`gpu` is no device, expected cpu, cuda or cuda:N"]);
+    refused(&["--device", "cuda", "--threads", "2"], &["`--threads` needs `--device cpu`"]);
+    refused(&["--device", "cuda", "--isa", "scalar"], &["`--isa` needs `--device cpu`"]);
+    let devices = json(&["devices", "--json"]);
+    assert_eq!(devices["devices"][0]["name"], "cpu");
+    assert_eq!(devices["devices"][1]["name"], "cuda:0");
+}
+
+/// On the first GPU, if there is one.
+#[test]
+fn a_cuda_device_gives_the_text_of_plain_decoding() {
+    let devices = json(&["devices", "--json"]);
+    if let Some(why) = devices["devices"][1].get("unavailable") {
+        println!("skipped: {why}");
+        return;
+    }
+    for draft in ["none", "mtp", "lookup", "mtp+lookup"] {
+        for temperature in ["0", "0.8"] {
+            let args = ["generate", "--json", "--device", "cuda", "--prompt", "import os", "--max-tokens", "64"];
+            let got = json(&[&args[..], &["--draft", draft, "--temperature", temperature, "--compare"]].concat());
+            assert_eq!(got["compare"]["identical"], true, "{draft}, temperature {temperature}");
+        }
+    }
+    let tree = ["generate", "--device", "cuda", "--prompt", "import os", "--draft", "mtp-tree"];
+    refused(&tree, b"", &["`--draft mtp-tree` is not there on `cuda` yet"]);
+}
+
+#[test]
 fn damaged_models_are_refused_by_name() {
     let good = testdata("models/qwen3_next-random");
     let dir = tempfile::tempdir().unwrap();

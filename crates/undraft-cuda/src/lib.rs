@@ -4,6 +4,7 @@
 //! * [`CudaBackend`] is an [`undraft_core::Backend`]: host memory in, host memory out.
 //! * [`raw`] launches the same kernels on device pointers and a stream of the caller: no allocation, no
 //!   synchronisation, fit for a CUDA graph.
+//! * [`dense`] launches the other parts of a model in the same way.
 //! * [`driver`] is all that the crate asks of a driver, behind one trait, and device memory, streams and graphs on top of it.
 //!
 //! The kernels are embedded as machine code and PTX, so that a build needs no CUDA toolkit and a user needs the driver
@@ -20,6 +21,7 @@
 //! ```
 
 mod backend;
+pub mod dense;
 mod device;
 pub mod driver;
 mod error;

@@ -2,6 +2,8 @@
 
 use undraft_core::DType;
 
+use crate::dense::select::DenseKernel;
+
 /// A function of the fat binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kernel {
@@ -15,6 +17,7 @@ pub(crate) enum Kernel {
         lanes: usize,
     },
     Recurrent(Recurrent),
+    Dense(DenseKernel),
 }
 
 /// A kernel of the recurrence.
@@ -102,6 +105,7 @@ impl Kernel {
         for (padded_k, rows, kind) in RECURRENT {
             all.extend(STATES.iter().map(|&state| Kernel::Recurrent(Recurrent { state, padded_k, rows, kind })));
         }
+        all.extend(DenseKernel::all().map(Kernel::Dense));
         all
     }
 
@@ -118,6 +122,7 @@ impl Kernel {
                 let row = RECURRENT.iter().position(|&r| r == (padded_k, rows, kind)).unwrap_or(0);
                 4 + (2 + row) * STATES.len() + of_state(state)
             }
+            Kernel::Dense(kernel) => 4 + (2 + RECURRENT.len()) * STATES.len() + kernel.index(),
         }
     }
 
@@ -138,6 +143,7 @@ impl Kernel {
                 };
                 format!("recurrent_{}_k{padded_k}_r{rows}_{kind}", state.name())
             }
+            Kernel::Dense(kernel) => kernel.name(),
         }
     }
 }

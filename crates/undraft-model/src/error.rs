@@ -303,9 +303,33 @@ pub enum ModelError {
     },
 
     // Running a model.
+    /// A call of the device failed half way.
+    #[error("a call failed half way and left the cache in between; reset it")]
+    CacheTorn,
+    /// The model runs elsewhere.
+    #[error("the device is `{found}`, expected {expected}")]
+    OtherDevice {
+        /// Device that came.
+        found: &'static str,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// The device does not run such a model, or such a call.
+    #[error("{what} is not there on `{device}` yet: {hint}")]
+    NotOnDevice {
+        /// The device.
+        device: &'static str,
+        /// What was asked for.
+        what: String,
+        /// What to do.
+        hint: &'static str,
+    },
     /// The state pool refused, or an operation on the states.
     #[error(transparent)]
     Pool(#[from] undraft::Error),
+    /// The CUDA device failed, or has not enough memory.
+    #[error(transparent)]
+    Cuda(#[from] undraft::cuda::CudaError),
     /// Memory could not be had.
     #[error("{what} need {bytes} bytes, which the system refused; ask for a smaller capacity")]
     OutOfMemory {

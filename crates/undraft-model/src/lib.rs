@@ -1,11 +1,13 @@
 //! Runner for hybrid language models with exact speculative decoding.
 
 pub mod config;
+pub mod cuda;
 pub mod dense;
 pub mod drafters;
 pub mod error;
 mod files;
 pub mod generate;
+mod load;
 pub mod model;
 pub mod sampling;
 pub mod text;

@@ -4,6 +4,9 @@ use std::sync::Arc;
 
 use undraft_core::Backend;
 use undraft_cpu::CpuBackend;
+use undraft_cuda::CudaBackend;
+
+use crate::error::Result;
 
 /// A device. Cloning is cheap.
 ///
@@ -11,10 +14,18 @@ use undraft_cpu::CpuBackend;
 /// use undraft::{Device, Backend};
 /// let device = Device::cpu();
 /// assert!(device.backend().caps().backend.starts_with("cpu-"));
+/// match Device::cuda(0) {
+///     Ok(gpu) => assert!(gpu.cuda_backend().is_some()),
+///     Err(e) => println!("{e}"), // which says whether the driver is missing, or the device
+/// }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Device {
-    cpu: Arc<CpuBackend>,
+pub struct Device(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Cpu(Arc<CpuBackend>),
+    Cuda(Arc<CudaBackend>),
 }
 
 impl Device {
@@ -24,14 +35,46 @@ impl Device {
     }
     /// The CPU as set up by the caller: instruction set, executor.
     pub fn cpu_with(backend: CpuBackend) -> Self {
-        Self { cpu: Arc::new(backend) }
+        Self(Kind::Cpu(Arc::new(backend)))
     }
-    /// The operations.
+    /// An NVIDIA GPU by its number.
+    ///
+    /// # Errors
+    /// [`crate::Error::Cuda`] without driver or device, for a device that is too old, or if the driver fails.
+    pub fn cuda(ordinal: usize) -> Result<Self> {
+        Ok(Self::cuda_with(CudaBackend::new(ordinal)?))
+    }
+    /// A CUDA back end that is open already.
+    pub fn cuda_with(backend: CudaBackend) -> Self {
+        Self(Kind::Cuda(Arc::new(backend)))
+    }
+
+    /// `cpu` or `cuda`.
+    pub fn name(&self) -> &'static str {
+        match self.0 {
+            Kind::Cpu(_) => "cpu",
+            Kind::Cuda(_) => "cuda",
+        }
+    }
+    /// The operations over host memory.
     pub fn backend(&self) -> &dyn Backend {
-        &*self.cpu
+        match &self.0 {
+            Kind::Cpu(cpu) => &**cpu,
+            Kind::Cuda(cuda) => &**cuda,
+        }
     }
-    /// The CPU back end.
-    pub fn cpu_backend(&self) -> &CpuBackend {
-        &self.cpu
+    /// The CPU back end, if that is the device.
+    pub fn cpu_backend(&self) -> Option<&CpuBackend> {
+        match &self.0 {
+            Kind::Cpu(cpu) => Some(cpu),
+            Kind::Cuda(_) => None,
+        }
+    }
+    /// The CUDA back end, if that is the device.
+    pub fn cuda_backend(&self) -> Option<&Arc<CudaBackend>> {
+        match &self.0 {
+            Kind::Cpu(_) => None,
+            Kind::Cuda(cuda) => Some(cuda),
+        }
     }
 }

@@ -14,6 +14,9 @@ pub enum Error {
     /// An operation's arguments were wrong, or its back end cannot do it.
     #[error(transparent)]
     Op(#[from] undraft_core::Error),
+    /// The CUDA device cannot be had, or has failed.
+    #[error(transparent)]
+    Cuda(#[from] undraft_cuda::CudaError),
     /// Every slot is in use.
     #[error("all {num_slots} slots are in use; free one, or make a larger pool")]
     NoFreeSlot {

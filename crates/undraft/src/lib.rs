@@ -42,3 +42,5 @@ pub use undraft_core::{
 };
 /// The CPU back end: instruction sets, executors, the SIMD layer.
 pub use undraft_cpu as cpu;
+/// The CUDA back end: drivers, device memory, launches on pointers.
+pub use undraft_cuda as cuda;

@@ -3,9 +3,10 @@
 use anyhow::Result;
 use serde_json::json;
 use undraft::cpu::{CpuBackend, Isa};
+use undraft::cuda::driver::DeviceAttributes;
 use undraft::{Backend, Device, GdnDims, LayerDims, PoolConfig, StatePool};
 
-use crate::common::{available_threads, bytes};
+use crate::common::{available_threads, bytes, cuda_devices};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -50,7 +51,9 @@ pub fn run(args: &Args) -> Result<bool> {
             "name": "cpu", "isas": isas, "best_isa": best.name(), "threads": available_threads(), "ops": ops,
             "io_dtypes": io, "state_dtypes": ["f32"], "captures": captures, "max_head_dim": caps.max_head_dim,
         });
-        println!("{}", serde_json::to_string_pretty(&json!({ "devices": [cpu], "memory_per_slot": memory }))?);
+        let mut devices = vec![cpu];
+        devices.extend(cuda_devices().enumerate().map(|(ordinal, device)| cuda_json(ordinal, &device)));
+        println!("{}", serde_json::to_string_pretty(&json!({ "devices": devices, "memory_per_slot": memory }))?);
         return Ok(true);
     }
     println!("cpu, {} threads", available_threads());
@@ -63,6 +66,9 @@ pub fn run(args: &Args) -> Result<bool> {
     println!("  state dtypes  f32");
     println!("  captures      {}", captures.join(", "));
     println!("  head sizes    1..={}, K and V of their own", caps.max_head_dim);
+    for (ordinal, device) in cuda_devices().enumerate() {
+        print_cuda(ordinal, &device);
+    }
     println!("\nmemory of one slot (one sequence), windows of 4 tokens");
     println!(
         "  {:<18} {:>6} {:>6} {:>4} {:>10} {:>10} {:>10} {:>12} {:>10}",
@@ -82,4 +88,36 @@ pub fn run(args: &Args) -> Result<bool> {
     }
     println!("  (log a token: k, decay and delta of one layer; the convolution's row comes on top)");
     Ok(true)
+}
+
+/// The device behind an operation's back end, if it is there.
+fn attributes(device: &undraft::Result<Device>) -> Option<&DeviceAttributes> {
+    Some(device.as_ref().ok()?.cuda_backend()?.launcher().driver().attributes())
+}
+
+fn cuda_json(ordinal: usize, device: &undraft::Result<Device>) -> serde_json::Value {
+    let name = format!("cuda:{ordinal}");
+    let (major, minor) = attributes(device).map_or((0, 0), |a| a.compute_capability);
+    match (attributes(device), device) {
+        (Some(a), Ok(device)) => json!({
+            "name": name, "device": a.name, "compute_capability": format!("{major}.{minor}"), "multiprocessors": a.num_sms,
+            "ops": device.backend().caps().ops.iter().map(|op| op.name()).collect::<Vec<_>>(),
+        }),
+        (_, Err(why)) => json!({ "name": name, "unavailable": why.to_string() }),
+        (None, Ok(_)) => json!({ "name": name }),
+    }
+}
+
+fn print_cuda(ordinal: usize, device: &undraft::Result<Device>) {
+    match (attributes(device), device) {
+        (Some(a), Ok(device)) => {
+            let (major, minor) = a.compute_capability;
+            println!("\ncuda:{ordinal}, {}", a.name);
+            println!("  compute capability {major}.{minor}, {} multiprocessors", a.num_sms);
+            let ops: Vec<_> = device.backend().caps().ops.iter().map(|op| op.name()).collect();
+            println!("  operations    {}", ops.join(", "));
+        }
+        (_, Err(why)) => println!("\ncuda:{ordinal}, not available: {why}"),
+        (None, Ok(_)) => {}
+    }
 }

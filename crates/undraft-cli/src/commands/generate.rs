@@ -4,6 +4,7 @@ mod draft;
 mod dump;
 mod memory;
 mod output;
+mod runner;
 
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,9 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
+use undraft::Device;
 use undraft_model::config::GenerationConfig;
+use undraft_model::cuda::CudaModel;
 use undraft_model::drafters::AdaptiveReport;
 use undraft_model::generate::{Acceptance, Finish, GenerateOptions, Generation, generate};
 use undraft_model::model::CacheConfig;
@@ -20,10 +23,11 @@ use undraft_model::sampling::SamplingParams;
 use undraft_model::text::{Message, TextCodec};
 use undraft_model::{Model, ModelError};
 
-use crate::common::{self, IsaArg};
+use crate::common::{self, DeviceArg, IsaArg};
 use draft::{DraftArg, Speculation, WindowArg};
 use memory::Memory;
 use output::{Bits, Printer};
+use runner::Runner;
 
 /// What is continued when nobody says anything.
 const EXAMPLE_PROMPT: &str = "import os\nimport sys\n\n\ndef read_config(path):\n    \"\"\"";
@@ -87,10 +91,13 @@ pub struct Args {
     /// Print one JSON object instead of streaming text.
     #[arg(long)]
     json: bool,
-    /// Threads; all by default.
+    /// Where the model runs: `cpu`, `cuda` or `cuda:N`.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: DeviceArg,
+    /// Threads of the CPU; all by default.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Instruction set; the best one by default.
+    /// Instruction set of the CPU; the best one by default.
     #[arg(long, value_enum)]
     isa: Option<IsaArg>,
 }
@@ -110,29 +117,36 @@ struct Prompt {
 }
 
 pub fn run(args: Args) -> Result<bool> {
-    let device = common::device(args.isa, args.threads)?;
+    let device = common::device(args.device, args.isa, args.threads)?;
+    match device.cuda_backend() {
+        None => run_on::<Model>(&args, &device),
+        Some(_) => run_on::<CudaModel>(&args, &device),
+    }
+}
+
+fn run_on<M: Runner>(args: &Args, device: &Device) -> Result<bool> {
     let dir = match &args.model {
         Some(dir) => dir.clone(),
         None => bundled_model()?,
     };
     let bar = progress("loading");
-    let model = Model::load(&dir, &device, &mut |done, total| {
+    let model = M::load(&dir, device, &mut |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     })?;
     bar.finish_and_clear();
     let codec = TextCodec::from_dir(&dir, model.config().vocab_size)?;
     let settings = GenerationConfig::from_dir(&dir)?;
-    let prompt = read_prompt(&args, codec.as_ref())?;
+    let prompt = read_prompt(args, codec.as_ref())?;
     let compare = args.compare || prompt.is_example;
-    let draft = match (args.draft, model.mtp()) {
-        (Some(draft), _) => draft,
-        (None, Some(_)) => DraftArg::Mtp,
-        (None, None) => DraftArg::None,
+    let draft = match args.draft {
+        Some(draft) => draft,
+        None if model.has_mtp() => DraftArg::Mtp,
+        None => DraftArg::None,
     };
     let window = WindowArg::new(args.window, draft);
-    let options = options(&args, &settings, window)?;
-    check_tree(&args, draft)?;
+    let options = options(args, &settings, window)?;
+    check_tree(args, draft)?;
     if compare && options.acceptance == Acceptance::Rejection && options.sampling.temperature > 0.0 {
         bail!(
             "`--compare` with `--acceptance rejection` needs `--temperature 0`: the rejection rule keeps the distribution, not the tokens"
@@ -156,14 +170,15 @@ pub fn run(args: Args) -> Result<bool> {
 
     let wants_dump = args.dump_logits.is_some();
     let text = if args.prompt_ids.is_some() { None } else { codec.as_ref() };
-    let mut printer = Printer::new(text, !args.json, wants_dump);
+    let mut printer = Printer::new(text, !args.json, compare, wants_dump);
     let (mut speculation, drafter_bytes) =
         Speculation::new(&model, draft, window, args.tree_widths.as_deref(), capacity)?;
     let speculated = generate(&model, &mut cache, &prompt.ids, &options, speculation.drafter(), &mut printer)?;
+    let (kv_bytes, state_bytes) = M::cache_bytes(&cache);
     let memory = Memory {
         weights: model.weight_bytes(),
-        kv: cache.kv_memory(),
-        states: cache.state_memory(),
+        kv: kv_bytes,
+        states: state_bytes,
         drafter: drafter_bytes,
         peak: memory::peak(),
     };

@@ -3,9 +3,12 @@
 use anyhow::Result;
 use serde_json::json;
 use undraft::cpu::{CpuBackend, Isa, ThreadPool};
+use undraft::{Backend, Device};
 use undraft_testing::conformance::{plan, run_one};
 use undraft_testing::coverage::{Axis, Coverage};
 use undraft_testing::{Op, Report, Suite};
+
+use crate::common::{DeviceArg, cuda_devices};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -15,6 +18,9 @@ pub struct Args {
     /// Print what docs/conformance.md holds.
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
+    /// Check one device alone: `cpu`, `cuda` or `cuda:N`; all that are there by default.
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceArg>,
 }
 
 /// Name of a back end, and its reports, or why it was skipped.
@@ -26,14 +32,14 @@ pub fn run(args: &Args) -> Result<bool> {
         print_head();
     }
     let mut outcomes: Vec<Outcome> = Vec::new();
-    let mut test = |name: String, backend: Result<CpuBackend, String>| {
+    let mut test = |name: String, backend: Result<&dyn Backend, String>| {
         let outcome = backend.map(|backend| {
             let mut reports = Vec::new();
             for op in Op::ALL {
                 let own: Vec<Report> = plan()
                     .into_iter()
                     .filter(|&(planned, ..)| planned == op)
-                    .map(|(op, suite, dtype)| run_one(&backend, op, suite, dtype))
+                    .map(|(op, suite, dtype)| run_one(backend, op, suite, dtype))
                     .collect();
                 if as_text {
                     print_row(&name, op, &own);
@@ -47,14 +53,27 @@ pub fn run(args: &Args) -> Result<bool> {
         }
         outcomes.push((name, outcome));
     };
-    for isa in Isa::ALL {
-        let reason = "this machine does not have the instruction set".to_string();
-        test(format!("cpu-{isa}"), CpuBackend::with_isa(isa).map_err(|_| reason));
+    if matches!(args.device, None | Some(DeviceArg::Cpu)) {
+        for isa in Isa::ALL {
+            let backend = CpuBackend::with_isa(isa);
+            let reason = "this machine does not have the instruction set".to_string();
+            test(format!("cpu-{isa}"), backend.as_ref().map(|b| b as &dyn Backend).map_err(|_| reason));
+        }
+        let threads = crate::common::available_threads().max(2);
+        let pool = std::sync::Arc::new(ThreadPool::new(threads));
+        let name = format!("cpu-{}, threads", Isa::best());
+        test(name, Ok(&CpuBackend::new().with_executor(pool)));
     }
-    let threads = crate::common::available_threads().max(2);
-    let pool = std::sync::Arc::new(ThreadPool::new(threads));
-    let name = format!("cpu-{}, threads", Isa::best());
-    test(name, Ok(CpuBackend::new().with_executor(pool)));
+    match args.device {
+        Some(DeviceArg::Cpu) => {}
+        Some(DeviceArg::Cuda(ordinal)) => test(format!("cuda:{ordinal}"), Ok(Device::cuda(ordinal)?.backend())),
+        None => {
+            for (ordinal, device) in cuda_devices().enumerate() {
+                let device = device.as_ref().map(Device::backend).map_err(ToString::to_string);
+                test(format!("cuda:{ordinal}"), device);
+            }
+        }
+    }
 
     let reports = outcomes.iter().flat_map(|(_, outcome)| outcome.iter().flatten());
     let (mut passed, mut failed) = (0, 0);

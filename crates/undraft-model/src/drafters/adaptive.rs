@@ -212,7 +212,7 @@ impl<D> Adaptive<D> {
     }
 }
 
-impl<D: Drafter> Drafter for Adaptive<D> {
+impl<H: ?Sized, D: Drafter<H>> Drafter<H> for Adaptive<D> {
     fn begin(&mut self, first_token: u32) -> Result<()> {
         self.forget();
         self.inner.begin(first_token)
@@ -220,7 +220,7 @@ impl<D: Drafter> Drafter for Adaptive<D> {
     fn reserve(&mut self, num_tokens: usize) {
         self.inner.reserve(num_tokens);
     }
-    fn observe(&mut self, hidden: &[f32], next_tokens: &[u32]) -> Result<()> {
+    fn observe(&mut self, hidden: &H, next_tokens: &[u32]) -> Result<()> {
         if let Some(current) = &mut self.current {
             current.num_tokens += next_tokens.len();
         }

@@ -16,7 +16,7 @@ pub struct LookupFirst<D> {
     num_by_other: usize,
 }
 
-impl<D: Drafter> LookupFirst<D> {
+impl<D> LookupFirst<D> {
     /// [`LookupFirst::new`]'s `min_match` where nothing speaks for another one.
     pub const MIN_MATCH: usize = 6;
 
@@ -45,22 +45,22 @@ impl<D: Drafter> LookupFirst<D> {
     }
 }
 
-impl<D: Drafter> Drafter for LookupFirst<D> {
+impl<H: ?Sized, D: Drafter<H>> Drafter<H> for LookupFirst<D> {
     fn begin(&mut self, first_token: u32) -> Result<()> {
         (self.num_by_lookup, self.num_by_other) = (0, 0);
-        Drafter::begin(&mut self.lookup, first_token)?;
+        Drafter::<H>::begin(&mut self.lookup, first_token)?;
         self.otherwise.begin(first_token)
     }
     fn reserve(&mut self, num_tokens: usize) {
-        Drafter::reserve(&mut self.lookup, num_tokens);
+        Drafter::<H>::reserve(&mut self.lookup, num_tokens);
         self.otherwise.reserve(num_tokens);
     }
-    fn observe(&mut self, hidden: &[f32], next_tokens: &[u32]) -> Result<()> {
-        self.lookup.observe(hidden, next_tokens)?;
+    fn observe(&mut self, hidden: &H, next_tokens: &[u32]) -> Result<()> {
+        Drafter::observe(&mut self.lookup, hidden, next_tokens)?;
         self.otherwise.observe(hidden, next_tokens)
     }
     fn propose(&mut self, limits: DraftLimits, choose: &mut dyn Choose, drafts: &mut Drafts) -> Result<()> {
-        Drafter::propose(&mut self.lookup, limits, choose, drafts)?;
+        Drafter::<H>::propose(&mut self.lookup, limits, choose, drafts)?;
         if !drafts.is_empty() {
             self.num_by_lookup += 1;
             return Ok(());

@@ -35,6 +35,12 @@ pub trait Choose {
     /// That of the sampler, or for a position that is not to be drafted.
     fn token(&mut self, position: u64, logits: &[f32]) -> Result<u32>;
 
+    /// Whether [`Choose::token`] is the largest logit, of equal ones the lowest token, of any position: a drafter may then
+    /// look for it itself.
+    fn is_greedy(&self) -> bool {
+        false
+    }
+
     /// Clears `candidates` and fills it with up to `width` tokens that the position may get, the likeliest first.
     ///
     /// # Errors
@@ -59,8 +65,8 @@ pub struct DraftLimits {
     pub max_depth: usize,
 }
 
-/// Guesses how a sequence goes on.
-pub trait Drafter {
+/// Guesses how a sequence goes on. `H` is how the trunk's states lie: `[f32]` in host memory.
+pub trait Drafter<H: ?Sized = [f32]> {
     /// The first token of the sequence; forgets any sequence before.
     ///
     /// # Errors
@@ -77,7 +83,7 @@ pub trait Drafter {
     ///
     /// # Errors
     /// The drafter's.
-    fn observe(&mut self, hidden: &[f32], next_tokens: &[u32]) -> Result<()>;
+    fn observe(&mut self, hidden: &H, next_tokens: &[u32]) -> Result<()>;
 
     /// Fills `drafts`, which are empty, with guesses for the tokens behind those known: a chain or a tree. A guess from
     /// logits is taken through `choose`, with its position in the sequence; any other counts as certain.
@@ -88,14 +94,14 @@ pub trait Drafter {
 }
 
 /// Passes everything on.
-impl<D: Drafter + ?Sized> Drafter for Box<D> {
+impl<H: ?Sized, D: Drafter<H> + ?Sized> Drafter<H> for Box<D> {
     fn begin(&mut self, first_token: u32) -> Result<()> {
         (**self).begin(first_token)
     }
     fn reserve(&mut self, num_tokens: usize) {
         (**self).reserve(num_tokens);
     }
-    fn observe(&mut self, hidden: &[f32], next_tokens: &[u32]) -> Result<()> {
+    fn observe(&mut self, hidden: &H, next_tokens: &[u32]) -> Result<()> {
         (**self).observe(hidden, next_tokens)
     }
     fn propose(&mut self, limits: DraftLimits, choose: &mut dyn Choose, drafts: &mut Drafts) -> Result<()> {
@@ -103,7 +109,7 @@ impl<D: Drafter + ?Sized> Drafter for Box<D> {
     }
 }
 
-impl Drafter for LookupDrafter {
+impl<H: ?Sized> Drafter<H> for LookupDrafter {
     fn begin(&mut self, first_token: u32) -> Result<()> {
         self.clear();
         self.extend(&[first_token]);
@@ -112,7 +118,7 @@ impl Drafter for LookupDrafter {
     fn reserve(&mut self, num_tokens: usize) {
         LookupDrafter::reserve(self, num_tokens.saturating_sub(self.tokens().len()));
     }
-    fn observe(&mut self, _hidden: &[f32], next_tokens: &[u32]) -> Result<()> {
+    fn observe(&mut self, _hidden: &H, next_tokens: &[u32]) -> Result<()> {
         self.extend(next_tokens);
         Ok(())
     }

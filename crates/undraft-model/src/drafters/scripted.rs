@@ -32,13 +32,13 @@ impl<F> ScriptedDrafter<F> {
     }
 }
 
-impl<D: Into<Drafts>, F: FnMut(&[u32], usize) -> D> Drafter for ScriptedDrafter<F> {
+impl<H: ?Sized, D: Into<Drafts>, F: FnMut(&[u32], usize) -> D> Drafter<H> for ScriptedDrafter<F> {
     fn begin(&mut self, first_token: u32) -> Result<()> {
         self.tokens.clear();
         self.tokens.push(first_token);
         Ok(())
     }
-    fn observe(&mut self, _hidden: &[f32], next_tokens: &[u32]) -> Result<()> {
+    fn observe(&mut self, _hidden: &H, next_tokens: &[u32]) -> Result<()> {
         self.tokens.extend_from_slice(next_tokens);
         Ok(())
     }

@@ -1,9 +1,8 @@
 //! Which tokens of a verified window stay.
 
-use super::{Acceptance, GenerateOptions};
+use super::{Acceptance, GenerateOptions, Outputs};
 use crate::drafters::{Candidate, Choose, Drafts};
 use crate::error::{ModelError, Result};
-use crate::model::Forward;
 use crate::sampling::{RejectionSampler, Sampler, Verdict};
 
 /// What a round comes to; kept from round to round for its memory.
@@ -77,7 +76,7 @@ impl Decider {
     pub(super) fn decide(
         &mut self,
         options: &GenerateOptions,
-        out: &Forward,
+        out: &impl Outputs,
         window: WindowInfo<'_>,
         decided: &mut Decided,
     ) -> Result<()> {
@@ -94,7 +93,10 @@ impl Decider {
             let position = (position + tokens.len()) as u64;
             path.push(row);
             let token = match options.acceptance {
-                Acceptance::Match => self.sampler.sample(logits, position)?,
+                Acceptance::Match => match out.largest(row) {
+                    Some(token) => token,
+                    None => self.sampler.sample(logits, position)?,
+                },
                 Acceptance::Rejection => {
                     self.sampler.probabilities(logits, position, &mut self.probabilities)?;
                     match drafts.tokens().get(tokens.len()) {
@@ -131,6 +133,10 @@ pub(super) struct Chooser<'a> {
 }
 
 impl Choose for Chooser<'_> {
+    fn is_greedy(&self) -> bool {
+        self.acceptance == Acceptance::Match && self.decider.sampler.params().temperature == 0.0
+    }
+
     fn token(&mut self, position: u64, logits: &[f32]) -> Result<u32> {
         let Decider { sampler, rejection, draft_probabilities, .. } = &mut *self.decider;
         match self.acceptance {

@@ -1,15 +1,17 @@
 //! Generation: prefill, then rounds of draft, verify and commit.
 
 mod decide;
+mod engine;
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use crate::drafters::{DraftLimits, Drafter, Drafts};
 use crate::error::{ModelError, Result};
-use crate::model::{Forward, HybridCache, Logits, Model};
+use crate::model::{HybridCache, Logits};
 use crate::sampling::SamplingParams;
 use decide::{Decided, Decider, WindowInfo};
+pub use engine::{EachChunk, Engine, Outputs, SequenceCache, Undecided};
 
 /// When a draft stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -92,12 +94,13 @@ pub struct RoundInfo<'a> {
     pub accepted: usize,
     /// Tokens that stay: accepted drafts, then the model's own.
     pub tokens: &'a [u32],
-    /// Logits that these tokens were drawn from, `[tokens.len(), vocab_size]`.
+    /// Logits that these tokens were drawn from, `[tokens.len(), vocab_size]`; may be empty for an observer that does not
+    /// [want](Observer::wants_logits) them.
     pub logits: &'a [f32],
 }
 
-/// Watches a generation. Every method has an empty default.
-pub trait Observer {
+/// Watches a generation whose cache is a `C`. Every method has an empty default.
+pub trait Observer<C = HybridCache> {
     /// Prompt tokens done, and their logits `[n, vocab_size]` if [`Observer::wants_prompt_logits`].
     fn prefill(&mut self, done: usize, total: usize, logits: &[f32]) {
         let _ = (done, total, logits);
@@ -106,9 +109,13 @@ pub trait Observer {
     fn wants_prompt_logits(&self) -> bool {
         false
     }
+    /// Whether a round comes with its logits. A model on another device need not copy them if not.
+    fn wants_logits(&self) -> bool {
+        true
+    }
     /// A decided round (the first token, drawn behind the prompt, comes as a round without drafts); `Break` ends the
     /// generation.
-    fn round(&mut self, round: &RoundInfo<'_>, cache: &mut HybridCache) -> ControlFlow<()> {
+    fn round(&mut self, round: &RoundInfo<'_>, cache: &mut C) -> ControlFlow<()> {
         let _ = (round, cache);
         ControlFlow::Continue(())
     }
@@ -117,7 +124,11 @@ pub trait Observer {
 /// An observer that watches nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Quiet;
-impl Observer for Quiet {}
+impl<C> Observer<C> for Quiet {
+    fn wants_logits(&self) -> bool {
+        false
+    }
+}
 
 /// Generates tokens behind a prompt, from an empty cache.
 ///
@@ -128,15 +139,17 @@ impl Observer for Quiet {}
 /// [`ModelError::EmptyPrompt`], [`ModelError::CacheFull`] for a prompt that does not fit, [`ModelError::Options`],
 /// [`ModelError::SamplingParam`], [`ModelError::TokenId`], or what the drafter gives. The cache is then reset by the
 /// next call.
-pub fn generate(
-    model: &Model,
-    cache: &mut HybridCache,
+pub fn generate<M: Engine>(
+    model: &M,
+    cache: &mut M::Cache,
     prompt: &[u32],
     options: &GenerateOptions,
-    mut drafter: Option<&mut (dyn Drafter + '_)>,
-    observer: &mut dyn Observer,
+    mut drafter: Option<&mut (dyn Drafter<M::Hidden> + '_)>,
+    observer: &mut dyn Observer<M::Cache>,
 ) -> Result<Generation> {
-    let mut state = State::new(model, cache, options)?;
+    let needs_logits =
+        observer.wants_logits() || options.sampling.temperature != 0.0 || options.acceptance != Acceptance::Match;
+    let mut state = State::new(model, cache, options, needs_logits)?;
     let start = Instant::now();
     state.prefill(prompt, drafter.as_deref_mut(), observer)?;
     state.generation.prefill_time = start.elapsed();
@@ -150,12 +163,12 @@ pub fn generate(
 }
 
 /// A generation under way.
-struct State<'a> {
-    model: &'a Model,
-    cache: &'a mut HybridCache,
+struct State<'a, M: Engine> {
+    model: &'a M,
+    cache: &'a mut M::Cache,
     options: &'a GenerateOptions,
     decider: Decider,
-    out: Forward,
+    out: M::Outputs,
     drafts: Drafts,
     /// The last token, then the drafts.
     window: Vec<u32>,
@@ -166,8 +179,8 @@ struct State<'a> {
     finish: Option<Finish>,
 }
 
-impl<'a> State<'a> {
-    fn new(model: &'a Model, cache: &'a mut HybridCache, options: &'a GenerateOptions) -> Result<Self> {
+impl<'a, M: Engine> State<'a, M> {
+    fn new(model: &'a M, cache: &'a mut M::Cache, options: &'a GenerateOptions, needs_logits: bool) -> Result<Self> {
         if options.max_tokens == 0 {
             return Err(ModelError::Options { option: "max_tokens", found: 0, min: 1, max: usize::MAX });
         }
@@ -182,7 +195,7 @@ impl<'a> State<'a> {
             model,
             options,
             decider: Decider::new(options, model.config().vocab_size)?,
-            out: Forward::new(),
+            out: model.new_outputs(needs_logits),
             drafts: Drafts::with_capacity(options.window),
             window: Vec::with_capacity(window),
             parents: Vec::with_capacity(window),
@@ -206,8 +219,8 @@ impl<'a> State<'a> {
     fn prefill(
         &mut self,
         prompt: &[u32],
-        mut drafter: Option<&mut (dyn Drafter + '_)>,
-        observer: &mut dyn Observer,
+        mut drafter: Option<&mut (dyn Drafter<M::Hidden> + '_)>,
+        observer: &mut dyn Observer<M::Cache>,
     ) -> Result<()> {
         let Some(&first) = prompt.first() else { return Err(ModelError::EmptyPrompt) };
         if let Some(drafter) = &mut drafter {
@@ -218,16 +231,15 @@ impl<'a> State<'a> {
         }
         let all_logits = observer.wants_prompt_logits();
         let logits = if all_logits { Logits::All } else { Logits::Last };
-        let hidden_size = self.model.config().hidden_size;
-        self.model.prefill(self.cache, prompt, logits, &mut self.out, &mut |chunk| {
+        self.model.prefill(self.cache, prompt, logits, &mut self.out, &mut |tokens, out| {
             // The last state waits for the token behind the prompt.
-            let known = chunk.tokens.end.min(prompt.len() - 1);
-            let next = &prompt[chunk.tokens.start + 1..=known];
+            let known = tokens.end.min(prompt.len() - 1);
+            let next = &prompt[tokens.start + 1..=known];
             if let Some(drafter) = &mut drafter {
-                drafter.observe(&chunk.forward.hidden()[..next.len() * hidden_size], next)?;
+                out.show(0..next.len(), next, *drafter)?;
             }
-            let logits = if all_logits { chunk.forward.logits() } else { &[] };
-            observer.prefill(chunk.tokens.end, chunk.total, logits);
+            let logits = if all_logits { out.logits() } else { &[] };
+            observer.prefill(tokens.end, prompt.len(), logits);
             Ok(())
         })?;
         self.generation.prompt_tokens = prompt.len();
@@ -236,7 +248,11 @@ impl<'a> State<'a> {
     }
 
     /// One window: drafts, verification, commit.
-    fn round(&mut self, mut drafter: Option<&mut (dyn Drafter + '_)>, observer: &mut dyn Observer) -> Result<()> {
+    fn round(
+        &mut self,
+        mut drafter: Option<&mut (dyn Drafter<M::Hidden> + '_)>,
+        observer: &mut dyn Observer<M::Cache>,
+    ) -> Result<()> {
         self.drafts.clear();
         let left = self.options.max_tokens - self.generation.tokens.len();
         let room = self.cache.capacity() - self.cache.len();
@@ -256,15 +272,15 @@ impl<'a> State<'a> {
         let info = WindowInfo { first_row: 0, position, drafts, left };
         // Which tokens stay follows from the logits; the cache is not needed for it.
         if drafts.is_chain() {
-            let window = model.verify(cache, &self.window, out)?;
+            let window = model.verify(cache, &self.window, None, out)?;
             decider.decide(options, out, info, decided)?;
-            window.commit(decided.path.len())?;
+            window.commit_path(&decided.path)?;
         } else {
             // The last token comes before the first draft.
             self.parents.clear();
             self.parents.push(-1);
             self.parents.extend(drafts.parents().iter().map(|parent| parent + 1));
-            let window = model.verify_tree(cache, &self.window, &self.parents, out)?;
+            let window = model.verify(cache, &self.window, Some(&self.parents), out)?;
             decider.decide(options, out, info, decided)?;
             window.commit_path(&decided.path)?;
             out.keep(&decided.path);
@@ -278,8 +294,8 @@ impl<'a> State<'a> {
     fn settle(
         &mut self,
         row: usize,
-        drafter: Option<&mut (dyn Drafter + '_)>,
-        observer: &mut dyn Observer,
+        drafter: Option<&mut (dyn Drafter<M::Hidden> + '_)>,
+        observer: &mut dyn Observer<M::Cache>,
     ) -> Result<()> {
         let position = self.generation.prompt_tokens;
         let info = WindowInfo { first_row: row, position, drafts: &self.drafts, left: 1 };
@@ -287,7 +303,7 @@ impl<'a> State<'a> {
         self.record(row, drafter, observer)
     }
 
-    fn propose(&mut self, drafter: &mut dyn Drafter, limits: DraftLimits) -> Result<()> {
+    fn propose(&mut self, drafter: &mut (dyn Drafter<M::Hidden> + '_), limits: DraftLimits) -> Result<()> {
         let first = self.generation.prompt_tokens + self.generation.tokens.len();
         let Self { options, decider, drafts, .. } = self;
         drafter.propose(limits, &mut decider.choose(options.acceptance, first, limits.max_depth), drafts)?;
@@ -302,8 +318,8 @@ impl<'a> State<'a> {
     fn record(
         &mut self,
         first_row: usize,
-        drafter: Option<&mut (dyn Drafter + '_)>,
-        observer: &mut dyn Observer,
+        drafter: Option<&mut (dyn Drafter<M::Hidden> + '_)>,
+        observer: &mut dyn Observer<M::Cache>,
     ) -> Result<()> {
         let Decided { tokens: kept, accepted, .. } = &self.decided;
         let (n, accepted) = (kept.len(), *accepted);
@@ -316,17 +332,18 @@ impl<'a> State<'a> {
         if self.cache.len() >= self.cache.capacity() {
             self.finish = self.finish.or(Some(Finish::Context));
         }
-        let (hidden_size, vocab_size) = (self.model.config().hidden_size, self.model.config().vocab_size);
         if let Some(drafter) = drafter
             && self.finish.is_none()
         {
-            let rows = first_row * hidden_size..(first_row + n) * hidden_size;
-            drafter.observe(&self.out.hidden()[rows], kept)?;
+            self.out.show(first_row..first_row + n, kept, drafter)?;
         }
-        // Rows without logits lie before those with.
-        let skipped = self.out.num_tokens() - self.out.logits().len() / vocab_size;
-        let rows = (first_row - skipped) * vocab_size..(first_row - skipped + n) * vocab_size;
-        let round = RoundInfo { drafts: &self.drafts, accepted, tokens: kept, logits: &self.out.logits()[rows] };
+        let (vocab_size, mut logits) = (self.model.config().vocab_size, self.out.logits());
+        if !logits.is_empty() {
+            // Rows without logits lie before those with.
+            let skipped = self.out.num_tokens() - logits.len() / vocab_size;
+            logits = &logits[(first_row - skipped) * vocab_size..(first_row - skipped + n) * vocab_size];
+        }
+        let round = RoundInfo { drafts: &self.drafts, accepted, tokens: kept, logits };
         if observer.round(&round, self.cache).is_break() {
             self.finish = self.finish.or(Some(Finish::Interrupted));
         }

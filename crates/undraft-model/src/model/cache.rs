@@ -165,10 +165,10 @@ fn set_paths(paths: &mut Paths, parents: &[i32]) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn check_capacity(found: usize, max: usize) -> Result<()> {
+pub(crate) fn check_capacity(found: usize, max: usize) -> Result<()> {
     if (1..=max).contains(&found) { Ok(()) } else { Err(ModelError::Capacity { found, max }) }
 }
 
-pub(super) fn check_room(len: usize, more: usize, capacity: usize) -> Result<()> {
+pub(crate) fn check_room(len: usize, more: usize, capacity: usize) -> Result<()> {
     if more <= capacity - len { Ok(()) } else { Err(ModelError::CacheFull { len, more, capacity }) }
 }

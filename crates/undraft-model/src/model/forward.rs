@@ -66,6 +66,11 @@ impl Forward {
         self.hidden().get(token * self.hidden_size..(token + 1) * self.hidden_size)
     }
 
+    /// States of some tokens of the call behind the last norm.
+    pub(crate) fn hidden_rows(&self, tokens: std::ops::Range<usize>) -> &[f32] {
+        &self.hidden()[tokens.start * self.hidden_size..tokens.end * self.hidden_size]
+    }
+
     /// Intermediate values, if it was made [with](Forward::with_trace) them.
     pub fn trace(&self) -> Option<&Trace> {
         self.trace.as_ref()

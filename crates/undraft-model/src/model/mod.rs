@@ -30,6 +30,7 @@ mod window;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use undraft::{Device, Round};
 
@@ -40,6 +41,7 @@ use block::{Block, Mixer, Pass};
 
 use cache::Kind;
 pub use cache::{CacheConfig, HybridCache};
+pub(crate) use cache::{check_capacity, check_room};
 pub use forward::{Forward, Logits};
 pub use mtp::{DraftStep, MtpCache, MtpHead};
 pub use mtp_tree::{Rank, TreeShape};
@@ -263,6 +265,12 @@ struct Placed<'a> {
     paths: Option<&'a Paths>,
 }
 
+/// A number that no other model has.
+pub(crate) fn next_id() -> u64 {
+    static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+    NEXT_ID.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Rows of the embedding, `[n, hidden_size]`.
 fn embed(table: &Linear, tokens: &[u32], x: &mut [f32]) {
     for (&token, row) in tokens.iter().zip(x.chunks_exact_mut(table.in_features())) {
@@ -270,7 +278,7 @@ fn embed(table: &Linear, tokens: &[u32], x: &mut [f32]) {
     }
 }
 
-fn check_tokens(tokens: &[u32], vocab_size: usize) -> Result<()> {
+pub(crate) fn check_tokens(tokens: &[u32], vocab_size: usize) -> Result<()> {
     match tokens.iter().position(|&id| id as usize >= vocab_size) {
         None => Ok(()),
         Some(index) => Err(ModelError::TokenId { index, id: tokens[index], vocab_size }),

@@ -73,6 +73,20 @@ impl WeightData {
             Self::F16(_) => WeightDtype::F16,
         }
     }
+
+    /// The elements widened to f32, which changes no value.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let widen = |len, convert: &dyn Fn(&mut [f32])| {
+            let mut values = vec![0.0; len];
+            convert(&mut values);
+            values
+        };
+        match self {
+            Self::F32(values) => values.clone(),
+            Self::Bf16(half) => widen(half.len(), &|out| half.convert_to_f32_slice(out)),
+            Self::F16(half) => widen(half.len(), &|out| half.convert_to_f32_slice(out)),
+        }
+    }
 }
 
 /// A tensor in a mapped file. `bytes` are little endian, as many as `shape` and `dtype` ask for, and may be unaligned.
@@ -169,15 +183,9 @@ impl<'a> TensorView<'a> {
     /// # Errors
     /// [`ModelError::NonFiniteWeight`] with the first NaN or infinity.
     pub fn to_f32_vec(&self) -> Result<Vec<f32>> {
-        let widen = |len, convert: &dyn Fn(&mut [f32])| {
-            let mut values = vec![0.0; len];
-            convert(&mut values);
-            values
-        };
         match self.to_storage()? {
             WeightData::F32(values) => Ok(values),
-            WeightData::Bf16(half) => Ok(widen(half.len(), &|out| half.convert_to_f32_slice(out))),
-            WeightData::F16(half) => Ok(widen(half.len(), &|out| half.convert_to_f32_slice(out))),
+            half => Ok(half.to_f32()),
         }
     }
 

@@ -4,11 +4,12 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use undraft_model::Model;
 use undraft_model::drafters::{
-    Adaptive, AdaptiveReport, Drafter, LookupDrafter, LookupFirst, LookupOptions, MtpDrafter, MtpTreeDrafter,
+    Adaptive, AdaptiveReport, Drafter, LookupDrafter, LookupFirst, LookupOptions, MtpDrafter,
 };
-use undraft_model::model::{MtpHead, TreeShape};
+use undraft_model::model::TreeShape;
+
+use super::runner::Runner;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DraftArg {
@@ -87,47 +88,38 @@ impl FromStr for WindowArg {
     }
 }
 
-/// The drafter of a run.
-pub enum Speculation<'m> {
+/// The drafter of a run over states that lie as `H`.
+pub enum Speculation<'m, H: ?Sized> {
     None,
-    Fixed(Box<dyn Drafter + 'm>),
-    Auto(Box<Adaptive<Box<dyn Drafter + 'm>>>),
+    Fixed(Box<dyn Drafter<H> + 'm>),
+    Auto(Box<Adaptive<Box<dyn Drafter<H> + 'm>>>),
 }
 
-impl<'m> Speculation<'m> {
+impl<'m, H: ?Sized + 'm> Speculation<'m, H> {
     /// A drafter for sequences of up to `capacity` tokens, and the bytes that it takes beside the cache.
-    pub fn new(
-        model: &'m Model,
+    pub fn new<M: Runner<Hidden = H>>(
+        model: &'m M,
         draft: DraftArg,
         window: WindowArg,
         tree_widths: Option<&[usize]>,
         capacity: usize,
     ) -> Result<(Self, usize)> {
-        let head = || -> Result<&'m MtpHead> {
-            model.mtp().with_context(|| {
-                format!(
-                    "`--draft {}` needs a model with `mtp.*` tensors, this one has none; use `lookup` or `none`",
-                    draft.name()
-                )
-            })
+        let no_head = || {
+            format!(
+                "`--draft {}` needs a model with `mtp.*` tensors, this one has none; use `lookup` or `none`",
+                draft.name()
+            )
         };
-        let (drafter, memory): (Box<dyn Drafter + 'm>, usize) = match draft {
+        let (drafter, memory): (Box<dyn Drafter<H> + 'm>, usize) = match draft {
             DraftArg::None => return Ok((Self::None, 0)),
             DraftArg::Lookup => (Box::new(LookupDrafter::new(LookupOptions::default())), 0),
-            DraftArg::Mtp => {
-                let mtp = MtpDrafter::new(head()?, capacity)?;
-                let memory = mtp.memory();
-                (Box::new(mtp), memory)
-            }
+            DraftArg::Mtp => model.mtp(capacity)?.with_context(no_head)?,
             DraftArg::MtpTree => {
                 let shape = tree_widths.map_or_else(|| Ok(TreeShape::default()), TreeShape::new)?;
-                let tree = MtpTreeDrafter::new(head()?, capacity, shape)?;
-                let memory = tree.memory();
-                (Box::new(tree), memory)
+                model.mtp_tree(capacity, shape)?.with_context(no_head)?
             }
             DraftArg::MtpLookup => {
-                let mtp = MtpDrafter::new(head()?, capacity)?;
-                let memory = mtp.memory();
+                let (mtp, memory) = model.mtp(capacity)?.with_context(no_head)?;
                 (Box::new(LookupFirst::new(LookupFirst::<MtpDrafter<'_>>::MIN_MATCH, mtp)?), memory)
             }
         };
@@ -137,7 +129,7 @@ impl<'m> Speculation<'m> {
         })
     }
 
-    pub fn drafter(&mut self) -> Option<&mut (dyn Drafter + 'm)> {
+    pub fn drafter(&mut self) -> Option<&mut (dyn Drafter<H> + 'm)> {
         match self {
             Self::None => None,
             Self::Fixed(drafter) => Some(&mut **drafter),

@@ -8,7 +8,6 @@ use std::ops::ControlFlow;
 use anyhow::Result;
 use indicatif::ProgressBar;
 use undraft_model::generate::{Finish, Observer, RoundInfo};
-use undraft_model::model::HybridCache;
 use undraft_model::text::{StreamDecoder, TextCodec};
 
 /// One hash a token of the logits that it was drawn from.
@@ -28,8 +27,8 @@ impl Bits {
     }
 }
 
-impl Observer for Bits {
-    fn round(&mut self, round: &RoundInfo<'_>, _cache: &mut HybridCache) -> ControlFlow<()> {
+impl<C> Observer<C> for Bits {
+    fn round(&mut self, round: &RoundInfo<'_>, _cache: &mut C) -> ControlFlow<()> {
         self.add(round);
         ControlFlow::Continue(())
     }
@@ -43,6 +42,7 @@ pub struct Printer<'c> {
     printed: usize,
     num_ids: usize,
     bar: ProgressBar,
+    wants_bits: bool,
     wants_dump: bool,
     prompt_logits: Vec<f32>,
     logits: Vec<f32>,
@@ -57,7 +57,8 @@ pub struct Dump<'a> {
 }
 
 impl<'c> Printer<'c> {
-    pub fn new(codec: Option<&'c TextCodec>, streams: bool, wants_dump: bool) -> Self {
+    /// Keeps the bits of logits for a comparison, and the logits for a dump, where they are wanted.
+    pub fn new(codec: Option<&'c TextCodec>, streams: bool, wants_bits: bool, wants_dump: bool) -> Self {
         Self {
             decoder: codec.map(TextCodec::stream),
             streams,
@@ -65,6 +66,7 @@ impl<'c> Printer<'c> {
             printed: 0,
             num_ids: 0,
             bar: super::progress("prompt"),
+            wants_bits,
             wants_dump,
             prompt_logits: Vec::new(),
             logits: Vec::new(),
@@ -105,9 +107,13 @@ impl<'c> Printer<'c> {
     }
 }
 
-impl Observer for Printer<'_> {
+impl<C> Observer<C> for Printer<'_> {
     fn wants_prompt_logits(&self) -> bool {
         self.wants_dump
+    }
+
+    fn wants_logits(&self) -> bool {
+        self.wants_bits || self.wants_dump
     }
 
     fn prefill(&mut self, done: usize, total: usize, logits: &[f32]) {
@@ -119,8 +125,10 @@ impl Observer for Printer<'_> {
         self.prompt_logits.extend_from_slice(logits);
     }
 
-    fn round(&mut self, round: &RoundInfo<'_>, _cache: &mut HybridCache) -> ControlFlow<()> {
-        self.bits.add(round);
+    fn round(&mut self, round: &RoundInfo<'_>, _cache: &mut C) -> ControlFlow<()> {
+        if self.wants_bits {
+            self.bits.add(round);
+        }
         if self.wants_dump {
             self.logits.extend_from_slice(round.logits);
         }
