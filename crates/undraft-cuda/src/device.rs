@@ -117,6 +117,11 @@ impl<T: DeviceRepr> Buffer<T> {
         }
         stream.clone_htod(from).map(|slice| Self(Some(slice))).map_err(CudaError::driver("cuMemcpyHtoDAsync"))
     }
+    /// Memory for `len` elements, whatever it holds.
+    pub(crate) fn scratch(stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
+        // SAFETY: kernels write what they read of it.
+        unsafe { stream.alloc::<T>(len) }.map(|slice| Self(Some(slice))).map_err(CudaError::driver("cuMemAllocAsync"))
+    }
     /// The address; 0 where there are no elements.
     pub(crate) fn address(&mut self, stream: &Arc<CudaStream>) -> DevicePtr {
         self.0.as_mut().map_or(0, |slice| slice.device_ptr_mut(stream).0)

@@ -34,6 +34,7 @@ use crate::device::Device;
 use crate::error::{CudaError, Result};
 pub use crate::ops::causal_conv1d_fn::ConvFnParams;
 pub use crate::ops::causal_conv1d_update::ConvUpdateParams;
+pub use crate::ops::chunk_gated_delta_rule::{ChunkParams, ChunkWorkspace};
 pub use crate::ops::commit_states::CommitParams;
 pub use crate::ops::fused_gdn_gating::GatingParams;
 pub use crate::ops::fused_recurrent_gated_delta_rule::RecurrentParams;

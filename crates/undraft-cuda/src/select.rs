@@ -15,6 +15,20 @@ pub(crate) enum Kernel {
         lanes: usize,
     },
     Recurrent(Recurrent),
+    Chunk(ChunkKernel),
+}
+
+/// A kernel of the chunked form, in the order of the launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChunkKernel {
+    /// Which tokens each chunk has.
+    Plan,
+    /// Normalises q and k.
+    Keys,
+    /// Weights and inverse of a chunk and value head.
+    Weights,
+    /// From chunk to chunk, some rows of a state.
+    Scan,
 }
 
 /// A kernel of the recurrence.
@@ -84,6 +98,7 @@ impl Kernel {
         for (padded_k, rows, kind) in RECURRENT {
             all.extend(STATES.iter().map(|&state| Kernel::Recurrent(Recurrent { state, padded_k, rows, kind })));
         }
+        all.extend(ChunkKernel::ALL.map(Kernel::Chunk));
         all
     }
 
@@ -100,6 +115,7 @@ impl Kernel {
                 let row = RECURRENT.iter().position(|&r| r == (padded_k, rows, kind)).unwrap_or(0);
                 4 + (2 + row) * STATES.len() + of_state(state)
             }
+            Kernel::Chunk(kernel) => 4 + (2 + RECURRENT.len()) * STATES.len() + kernel as usize,
         }
     }
 
@@ -119,6 +135,10 @@ impl Kernel {
                 };
                 format!("recurrent_{}_k{padded_k}_r{rows}_{kind}", state.name())
             }
+            Kernel::Chunk(ChunkKernel::Plan) => "chunk_plan".into(),
+            Kernel::Chunk(ChunkKernel::Keys) => "chunk_keys".into(),
+            Kernel::Chunk(ChunkKernel::Weights) => "chunk_weights".into(),
+            Kernel::Chunk(ChunkKernel::Scan) => "chunk_scan".into(),
         }
     }
 }
@@ -207,6 +227,30 @@ fn shared_memory(kernel: &Recurrent, per_channel: bool) -> usize {
 /// Neighbours that a thread of `commit_states` takes.
 pub(crate) fn commit_lanes(head_k_dim: usize) -> usize {
     if head_k_dim.is_multiple_of(4) { 4 } else { 1 }
+}
+
+/// Threads of a block of the chunked form.
+pub(crate) const CHUNK_THREADS: u32 = 256;
+/// Rows of a state that a block of its scan takes.
+pub(crate) const CHUNK_COLUMNS: u64 = 32;
+
+impl ChunkKernel {
+    const ALL: [ChunkKernel; 4] = [ChunkKernel::Plan, ChunkKernel::Keys, ChunkKernel::Weights, ChunkKernel::Scan];
+
+    /// Bytes that a block lays out; the kernels' offsets are the same sums.
+    pub(crate) fn shared_memory(self, head_k_dim: usize, per_channel: bool) -> usize {
+        const CHUNK: usize = 64;
+        let triangle = CHUNK * (CHUNK + 1);
+        let floats = match self {
+            ChunkKernel::Plan | ChunkKernel::Keys => 0,
+            ChunkKernel::Weights => {
+                let decay = if per_channel { CHUNK * head_k_dim } else { CHUNK + 2 * CHUNK * 33 };
+                2 * triangle + CHUNK + decay.max(triangle)
+            }
+            ChunkKernel::Scan => 2 * CHUNK * CHUNK + 2 * CHUNK * 36 + CHUNK * 32 + 4 * CHUNK + head_k_dim * 33,
+        };
+        4 * floats
+    }
 }
 
 #[cfg(test)]

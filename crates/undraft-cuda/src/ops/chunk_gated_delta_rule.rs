@@ -1,0 +1,265 @@
+//! `chunk_gated_delta_rule`.
+
+use undraft_core::ops::ChunkGatedDeltaRuleArgs;
+use undraft_core::{Beta, Decay, DecayShape, GdnDims, HeadMap, QkNorm, Rounding};
+
+use crate::backend::CudaBackend;
+use crate::device::{Buffer, Input, Output};
+use crate::error::{CudaError, Result};
+use crate::raw::{CUstream, DecayForm, DevicePtr, Elements, Grid, Launcher, Switch};
+use crate::select::{self, ChunkKernel, Kernel};
+
+const OP: &str = "chunk_gated_delta_rule";
+/// Tokens of a chunk.
+const CHUNK: u64 = 64;
+/// Rows of a chunk's factors, as in the kernels.
+const NUM_FACTORS: u64 = 4;
+/// What each part of the workspace begins at a multiple of, and the workspace itself.
+const ALIGNMENT: u64 = 256;
+
+/// Parameters of the launches; shapes in [`undraft_core::ops::ChunkGatedDeltaRuleArgs`].
+#[derive(Clone, Debug, Default)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct ChunkParams {
+    pub q: DevicePtr,
+    pub k: DevicePtr,
+    pub v: DevicePtr,
+    pub decay: DevicePtr,
+    pub beta: DevicePtr,
+    /// Or 0, unless the decay's form is `Gate`.
+    pub a_log: DevicePtr,
+    /// Or 0, unless the decay's form is `Gate`.
+    pub dt_bias: DevicePtr,
+    pub out: DevicePtr,
+    pub state: DevicePtr,
+    /// Of the states' element type; or 0 where `every` is.
+    pub checkpoints: DevicePtr,
+    pub cu_seqlens: DevicePtr,
+    pub state_indices: DevicePtr,
+    /// Scratch of [`ChunkParams::workspace_bytes`], aligned to 256 bytes; its contents need not outlive the launches.
+    pub workspace: DevicePtr,
+    pub q_stride: i64,
+    pub k_stride: i64,
+    pub v_stride: i64,
+    pub decay_stride: i64,
+    pub beta_stride: i64,
+    pub out_stride: i64,
+    /// Elements from one slot's state to the next, at least `HV V K`.
+    pub state_stride: i64,
+    /// Tokens from one checkpoint to the next; 0: none.
+    pub every: i32,
+    /// All sequences together have no more tokens.
+    pub num_tokens: i32,
+    pub num_seqs: i32,
+    pub num_k_heads: i32,
+    pub num_v_heads: i32,
+    pub head_k_dim: i32,
+    pub head_v_dim: i32,
+    pub q_dtype: Elements,
+    /// What `round_io` rounds to, as well.
+    pub k_dtype: Elements,
+    pub v_dtype: Elements,
+    pub decay_dtype: Elements,
+    pub beta_dtype: Elements,
+    pub out_dtype: Elements,
+    pub state_dtype: Elements,
+    pub decay_form: DecayForm,
+    /// Whether the decay is `[HV, K]` a token.
+    pub per_channel: Switch,
+    pub beta_is_logit: Switch,
+    /// Whether value head `hv` reads key head `hv % H`; else `hv / (HV / H)`.
+    pub tiled: Switch,
+    /// Whether q and k are normalised, with `eps`.
+    pub l2_norm: Switch,
+    /// Whether beta and the normalised q and k are rounded to the element type of k.
+    pub round_io: Switch,
+    pub eps: f32,
+    pub scale: f32,
+    /// Filled in by the launch.
+    pub parts: ChunkWorkspace,
+}
+
+/// Parts of the workspace, as the kernels know them; filled in by the launch.
+#[derive(Clone, Debug, Default)]
+#[repr(C)]
+#[allow(missing_docs)]
+pub struct ChunkWorkspace {
+    pub chunks: DevicePtr,
+    pub first_chunk: DevicePtr,
+    pub first_checkpoint: DevicePtr,
+    pub queries: DevicePtr,
+    pub keys: DevicePtr,
+    pub queries_from_start: DevicePtr,
+    pub keys_from_start: DevicePtr,
+    pub keys_to_end: DevicePtr,
+    pub carry: DevicePtr,
+    pub inverse: DevicePtr,
+    pub attention: DevicePtr,
+    pub factors: DevicePtr,
+}
+
+impl ChunkParams {
+    /// The sizes, contiguous rows, and the defaults of the enums; everything else is 0.
+    pub fn new(dims: &GdnDims, num_seqs: usize, num_tokens: usize) -> Self {
+        Self {
+            q_stride: dims.key_dim() as i64,
+            k_stride: dims.key_dim() as i64,
+            v_stride: dims.value_dim() as i64,
+            decay_stride: dims.decay_len() as i64,
+            beta_stride: dims.num_v_heads() as i64,
+            out_stride: dims.value_dim() as i64,
+            state_stride: dims.state_len() as i64,
+            num_tokens: num_tokens as i32,
+            num_seqs: num_seqs as i32,
+            num_k_heads: dims.num_k_heads() as i32,
+            num_v_heads: dims.num_v_heads() as i32,
+            head_k_dim: dims.head_k_dim() as i32,
+            head_v_dim: dims.head_v_dim() as i32,
+            per_channel: (dims.decay_shape() == DecayShape::PerChannel).into(),
+            scale: undraft_core::ops::DeltaRuleInputs::default_scale(dims),
+            ..Self::default()
+        }
+    }
+
+    /// Bytes of scratch that a call with these sizes, numbers of tokens and sequences, `every` and decay shape takes.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.parts(0).1
+    }
+
+    /// Chunks of all sequences, at most: each ends a chunk early, and so does each checkpoint.
+    fn max_chunks(&self) -> u64 {
+        let [tokens, seqs, every] = [self.num_tokens, self.num_seqs, self.every].map(|n| n.max(0) as u64);
+        let early = if every.is_multiple_of(CHUNK) { 0 } else { tokens / every };
+        tokens / CHUNK + early + seqs + 1
+    }
+
+    /// The parts of a workspace at this address, and the bytes of all.
+    fn parts(&self, workspace: DevicePtr) -> (ChunkWorkspace, u64) {
+        let positive = |n: i32| n.max(0) as u64;
+        let (tokens, seqs, chunks) = (positive(self.num_tokens), positive(self.num_seqs), self.max_chunks());
+        let (k_heads, v_heads, k_dim) =
+            (positive(self.num_k_heads), positive(self.num_v_heads), positive(self.head_k_dim));
+        let mut end = 0;
+        // The address of a part of so many elements of 4 bytes.
+        let mut part = |len: u64| {
+            let start = end;
+            end += (4 * len).next_multiple_of(ALIGNMENT);
+            workspace + start
+        };
+        let channels = if self.per_channel == Switch::On { v_heads * k_dim } else { 0 };
+        let parts = ChunkWorkspace {
+            chunks: part(4 * chunks),
+            first_chunk: part(seqs + 1),
+            first_checkpoint: part(seqs + 1),
+            queries: part(tokens * k_heads * k_dim),
+            keys: part(tokens * k_heads * k_dim),
+            queries_from_start: part(tokens * channels),
+            keys_from_start: part(tokens * channels),
+            keys_to_end: part(tokens * channels),
+            carry: part(chunks * channels),
+            inverse: part(chunks * v_heads * CHUNK * CHUNK),
+            attention: part(chunks * v_heads * CHUNK * CHUNK),
+            factors: part(chunks * v_heads * NUM_FACTORS * CHUNK),
+        };
+        (parts, end)
+    }
+}
+
+impl Launcher {
+    /// The matrix form of the recurrence over the sequences, in several launches.
+    ///
+    /// # Errors
+    /// [`CudaError`] of a launch.
+    ///
+    /// # Safety
+    /// The contract of [`crate::raw`].
+    pub unsafe fn chunk_gated_delta_rule(&self, stream: CUstream, params: &ChunkParams) -> Result<()> {
+        let (parts, _) = params.parts(params.workspace);
+        let (chunks, most) = (params.max_chunks(), i32::MAX as u64);
+        if chunks > most {
+            return Err(CudaError::Launch { op: OP, what: "chunks", got: chunks, most });
+        }
+        let params = ChunkParams { parts, ..params.clone() };
+        let [seqs, k_heads, v_heads, k_dim, v_dim] =
+            [params.num_seqs, params.num_k_heads, params.num_v_heads, params.head_k_dim, params.head_v_dim]
+                .map(|n| n.max(0) as u64);
+        if seqs == 0 {
+            return Ok(());
+        }
+        let per_channel = params.per_channel == Switch::On;
+        let slices = v_dim.div_ceil(select::CHUNK_COLUMNS);
+        for (kernel, blocks) in [
+            (ChunkKernel::Plan, 1),
+            (ChunkKernel::Keys, chunks * k_heads),
+            (ChunkKernel::Weights, chunks * v_heads),
+            (ChunkKernel::Scan, seqs * v_heads * slices),
+        ] {
+            let shared = kernel.shared_memory(k_dim as usize, per_channel);
+            let grid = Grid { blocks: (blocks, 1), threads: select::CHUNK_THREADS, shared };
+            // SAFETY: the kernels take these parameters; the workspace is cut as they expect it; the caller's promise.
+            unsafe { self.launch(OP, Kernel::Chunk(kernel), grid, stream, &params)? };
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn run(backend: &CudaBackend, args: ChunkGatedDeltaRuleArgs<'_>) -> Result<()> {
+    let stream = backend.stream();
+    let ChunkGatedDeltaRuleArgs { inputs, state, checkpoints, out, .. } = args;
+    let num_tokens = inputs.cu_seqlens.last().map_or(0, |&n| n as usize);
+    let mut params = ChunkParams::new(&inputs.dims, inputs.state_indices.len(), num_tokens);
+
+    let (mut q, mut k) = (Input::upload(stream, &inputs.q)?, Input::upload(stream, &inputs.k)?);
+    let mut v = Input::upload(stream, &inputs.v)?;
+    (params.q, params.q_stride, params.q_dtype) = q.tensor(stream);
+    (params.k, params.k_stride, params.k_dtype) = k.tensor(stream);
+    (params.v, params.v_stride, params.v_dtype) = v.tensor(stream);
+    let (form, decay, a_log, dt_bias): (_, _, &[f32], &[f32]) = match inputs.decay {
+        Decay::Log(g) => (DecayForm::Log, g, &[], &[]),
+        Decay::Linear(alpha) => (DecayForm::Linear, alpha, &[], &[]),
+        Decay::NegLog(x) => (DecayForm::NegLog, x, &[], &[]),
+        Decay::Gate { a, a_log, dt_bias } => (DecayForm::Gate, a, a_log, dt_bias),
+    };
+    let mut decay = Buffer::upload(stream, decay)?;
+    let (mut a_log, mut dt_bias) = (Buffer::upload(stream, a_log)?, Buffer::upload(stream, dt_bias)?);
+    params.decay_form = form;
+    params.decay = decay.address(stream);
+    (params.a_log, params.dt_bias) = (a_log.address(stream), dt_bias.address(stream));
+    let (beta, is_logit) = match inputs.beta {
+        Beta::Value(beta) => (beta, false),
+        Beta::Logit(b) => (b, true),
+    };
+    let mut beta = Buffer::upload(stream, beta)?;
+    (params.beta, params.beta_is_logit) = (beta.address(stream), is_logit.into());
+    params.scale = inputs.scale;
+    params.tiled = (inputs.head_map == HeadMap::Tiled).into();
+    params.round_io = (inputs.rounding == Rounding::Io).into();
+    if let QkNorm::L2Norm { eps } = inputs.qk_norm {
+        (params.l2_norm, params.eps) = (Switch::On, eps);
+    }
+    let mut cu_seqlens = Buffer::upload(stream, inputs.cu_seqlens)?;
+    let mut state_indices = Buffer::upload(stream, inputs.state_indices)?;
+    (params.cu_seqlens, params.state_indices) = (cu_seqlens.address(stream), state_indices.address(stream));
+
+    let mut state = Output::upload(stream, state)?;
+    let mut out_rows = Output::upload(stream, out.data)?;
+    (params.state, params.state_dtype) = (state.address(stream), state.dtype().into());
+    (params.out, params.out_stride) = (out_rows.address(stream), out.row_stride as i64);
+    params.out_dtype = out_rows.dtype().into();
+    // Beyond every sequence's end there is no checkpoint.
+    params.every = checkpoints.as_ref().filter(|c| c.every <= num_tokens).map_or(0, |c| c.every as i32);
+    let mut checkpoints = checkpoints.map(|c| Output::upload(stream, c.states)).transpose()?;
+    params.checkpoints = checkpoints.as_mut().map_or(0, |states| states.address(stream));
+    let mut workspace = Buffer::<u8>::scratch(stream, params.workspace_bytes() as usize)?;
+    params.workspace = workspace.address(stream);
+
+    // SAFETY: the buffers were made from checked arguments and live until the results are back.
+    unsafe { backend.launcher().chunk_gated_delta_rule(stream.cu_stream(), &params)? };
+    state.download(stream)?;
+    out_rows.download(stream)?;
+    if let Some(states) = checkpoints {
+        states.download(stream)?;
+    }
+    backend.finish()
+}
