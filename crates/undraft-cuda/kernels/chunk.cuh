@@ -18,7 +18,7 @@ struct Params {
     int q_dtype, k_dtype, v_dtype, decay_dtype, beta_dtype, out_dtype, state_dtype;
     int decay_form, per_channel, beta_is_logit, tiled, l2_norm, round_io;
     float eps, scale;
-    // Parts of the workspace; max_chunks bounds the chunks of all sequences.
+    // Parts of the workspace. max_chunks: a bound on the chunks of all sequences.
     int4* chunks;           // [max_chunks] sequence, first token, tokens
     int* first_chunk;       // [num_seqs + 1]
     int* first_checkpoint;  // [num_seqs + 1]

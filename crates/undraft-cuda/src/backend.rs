@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::CudaStream;
 use undraft_core::ops::{
     CausalConv1dFnArgs, CausalConv1dUpdateArgs, ChunkGatedDeltaRuleArgs, CommitStatesArgs, FusedGdnGatingArgs,
     FusedRecurrentArgs, RmsNormGatedArgs,
 };
 use undraft_core::{Backend, Caps, Capture, Checked, DType, DecayShape, Error, MAX_HEAD_DIM, Op};
 
-use crate::device::Device;
-use crate::error::{CudaError, Result};
+use crate::driver::{CudaDriver, DeviceAttributes, Driver, Stream};
+use crate::error::Result;
 use crate::ops;
 use crate::raw::Launcher;
 
@@ -19,7 +18,7 @@ pub(crate) const NAME: &str = "cuda";
 /// The CUDA back end: one device and a stream of its own.
 pub struct CudaBackend {
     launcher: Launcher,
-    stream: Arc<CudaStream>,
+    stream: Stream,
     caps: Caps,
 }
 
@@ -27,11 +26,19 @@ impl CudaBackend {
     /// Opens the device and loads the kernels.
     ///
     /// # Errors
-    /// [`CudaError::NoDriver`] on a machine without the driver, [`CudaError::NoDevice`] without such a device,
-    /// [`CudaError::ComputeCapability`] if it is too old, [`CudaError::Driver`] if the driver fails.
+    /// [`crate::CudaError::NoDriver`] on a machine without the driver, [`crate::CudaError::NoDevice`] without such a device,
+    /// [`crate::CudaError::ComputeCapability`] if it is too old, [`crate::CudaError::Driver`] if the driver fails.
     pub fn new(ordinal: usize) -> Result<Self> {
-        let device = Device::open(ordinal)?;
-        let stream = device.context.new_stream().map_err(CudaError::driver("cuStreamCreate"))?;
+        Self::with_driver(Arc::new(CudaDriver::open(ordinal)?))
+    }
+
+    /// The same on a driver that is open already.
+    ///
+    /// # Errors
+    /// [`crate::CudaError::ComputeCapability`] if the device is too old; or if the driver fails or lacks a kernel.
+    pub fn with_driver(driver: Arc<dyn Driver>) -> Result<Self> {
+        let launcher = Launcher::new(driver)?;
+        let stream = Stream::new(launcher.driver())?;
         let caps = Caps {
             backend: NAME,
             ops: &Op::ALL,
@@ -42,7 +49,7 @@ impl CudaBackend {
             decay_shapes: &[DecayShape::PerHead, DecayShape::PerChannel],
             trees: true,
         };
-        Ok(Self { launcher: Launcher { device: Arc::new(device) }, stream, caps })
+        Ok(Self { launcher, stream, caps })
     }
 
     /// Launches on pointers and streams of the caller's.
@@ -50,24 +57,15 @@ impl CudaBackend {
         &self.launcher
     }
     /// The stream on which the operations over host memory run.
-    pub fn stream(&self) -> &Arc<CudaStream> {
+    pub fn stream(&self) -> &Stream {
         &self.stream
-    }
-
-    /// Waits until everything that was copied back is there.
-    pub(crate) fn finish(&self) -> Result<()> {
-        self.stream.synchronize().map_err(CudaError::driver("cuStreamSynchronize"))
     }
 }
 
 impl std::fmt::Debug for CudaBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let context = self.stream.context();
-        f.debug_struct("CudaBackend")
-            .field("ordinal", &context.ordinal())
-            .field("name", &context.name().unwrap_or_default())
-            .field("num_sms", &self.launcher.device.num_sms)
-            .finish()
+        let DeviceAttributes { ordinal, name, num_sms, .. } = self.launcher.device.attributes();
+        f.debug_struct("CudaBackend").field("ordinal", ordinal).field("name", name).field("num_sms", num_sms).finish()
     }
 }
 

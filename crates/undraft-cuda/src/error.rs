@@ -41,6 +41,41 @@ pub enum CudaError {
         /// What the driver says.
         source: DriverError,
     },
+    /// A call of a driver other than CUDA's failed.
+    #[error("`{call}` failed: {why}")]
+    OtherDriver {
+        /// The call.
+        call: &'static str,
+        /// What that driver says.
+        why: String,
+    },
+    /// A kernel takes another parameter.
+    #[error("the parameter of the kernel has {got} bytes, expected {expected}")]
+    Params {
+        /// Bytes that were given.
+        got: usize,
+        /// Bytes that the kernel takes.
+        expected: usize,
+    },
+    /// A buffer cannot be so large.
+    #[error("a buffer of {elements} elements was asked for, expected fewer bytes than addresses")]
+    TooLarge {
+        /// Elements that were asked for.
+        elements: usize,
+    },
+    /// Elements beyond the end of a buffer.
+    #[error("elements {start}..{end} of a buffer, expected a range of 0..{len}")]
+    OutOfBuffer {
+        /// First element.
+        start: usize,
+        /// Behind the last element.
+        end: usize,
+        /// Elements of the buffer.
+        len: usize,
+    },
+    /// A buffer was used on a stream of another driver.
+    #[error("the stream belongs to another driver, expected one of the buffer's")]
+    ForeignStream,
     /// The call does not fit a launch of this device.
     #[error("`{op}` needs {got} {what}, expected at most {most}")]
     Launch {

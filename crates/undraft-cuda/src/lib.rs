@@ -4,6 +4,7 @@
 //! * [`CudaBackend`] is an [`undraft_core::Backend`]: host memory in, host memory out.
 //! * [`raw`] launches the same kernels on device pointers and a stream of the caller: no allocation, no
 //!   synchronisation, fit for a CUDA graph.
+//! * [`driver`] is all that the crate asks of a driver, behind one trait, and device memory, streams and graphs on top of it.
 //!
 //! The kernels are embedded as machine code and PTX, so that a build needs no CUDA toolkit and a user needs the driver
 //! alone, which is loaded when the first back end is made.
@@ -20,6 +21,7 @@
 
 mod backend;
 mod device;
+pub mod driver;
 mod error;
 mod ops;
 pub mod raw;
@@ -27,4 +29,5 @@ mod select;
 
 pub use backend::CudaBackend;
 pub use cudarc;
+pub use driver::{DeviceBuffer, Driver};
 pub use error::{CudaError, Result};

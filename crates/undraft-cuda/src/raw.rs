@@ -8,7 +8,7 @@
 //!
 //! Every launch is `unsafe`. The caller promises that, when the kernel runs:
 //!
-//! 1. the context of the [`Launcher`]'s device is the stream's, and current in the calling thread;
+//! 1. the stream is of the [`Launcher`]'s driver: of CUDA's, one of the device's primary context;
 //! 2. every address is 0 where the field's documentation allows it, and otherwise points to memory of that device of the
 //!    documented shape and element type, aligned to its elements; states, logs and captured states to 16 bytes;
 //! 3. nothing else writes the memory that a kernel reads, and nothing else touches what it writes;
@@ -23,14 +23,14 @@
 //! One entry of a delta log is one token: `k` `[H, K]`, `decay` `[HV]` (or `[HV, K]`), `delta` `[HV, V]`, f32. The replay of
 //! entries rounds exactly as on the CPU.
 
-use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use cudarc::driver::result;
-pub use cudarc::driver::sys::{CUdeviceptr as DevicePtr, CUstream};
 use undraft_core::{Capture, DType};
 
 use crate::device::Device;
+pub use crate::driver::{CUstream, DevicePtr};
+use crate::driver::{Driver, Launch};
 use crate::error::{CudaError, Result};
 pub use crate::ops::causal_conv1d_fn::ConvFnParams;
 pub use crate::ops::causal_conv1d_update::ConvUpdateParams;
@@ -143,6 +143,19 @@ pub(crate) struct Grid {
 }
 
 impl Launcher {
+    /// Looks all kernels up.
+    ///
+    /// # Errors
+    /// [`CudaError::ComputeCapability`] if the device is too old; or if the driver fails or lacks a kernel.
+    pub fn new(driver: Arc<dyn Driver>) -> Result<Self> {
+        Ok(Self { device: Arc::new(Device::new(driver)?) })
+    }
+
+    /// The driver that launches.
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.device.driver
+    }
+
     /// Puts a kernel on the stream; nothing where there are no blocks.
     ///
     /// # Safety
@@ -162,22 +175,20 @@ impl Launcher {
         let Ok(blocks @ 0..=0x7fff_ffff) = u32::try_from(grid.blocks.0) else {
             return too_much("blocks", grid.blocks.0, 0x7fff_ffff);
         };
-        if grid.shared > self.device.max_shared {
-            return too_much("bytes of shared memory", grid.shared as u64, self.device.max_shared as u64);
+        let max_shared = self.device.attributes().max_shared;
+        if grid.shared > max_shared {
+            return too_much("bytes of shared memory", grid.shared as u64, max_shared as u64);
         }
-        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
-        // SAFETY: the function lives as long as the device; it takes one argument, which the driver copies before it
-        // returns; the caller vouches for what the argument points to.
-        unsafe {
-            result::launch_kernel(
-                self.device.get(kernel),
-                (blocks, grid.blocks.1, 1),
-                (grid.threads, 1, 1),
-                grid.shared as u32,
-                stream,
-                &mut arguments,
-            )
-        }
-        .map_err(CudaError::driver("cuLaunchKernel"))
+        let params: *const MaybeUninit<u8> = std::ptr::from_ref(params).cast();
+        let launch = Launch {
+            function: self.device.get(kernel),
+            blocks: (blocks, grid.blocks.1),
+            threads: grid.threads,
+            shared: grid.shared as u32,
+            // SAFETY: the bytes of a borrowed value; those of its padding may be uninitialised.
+            params: unsafe { std::slice::from_raw_parts(params, size_of::<P>()) },
+        };
+        // SAFETY: the function is of this driver; the caller vouches for what the parameter points to.
+        unsafe { self.device.driver.launch(stream, &launch) }
     }
 }

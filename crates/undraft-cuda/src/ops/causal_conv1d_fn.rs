@@ -4,7 +4,8 @@ use undraft_core::Activation;
 use undraft_core::ops::CausalConv1dFnArgs;
 
 use crate::backend::CudaBackend;
-use crate::device::{Buffer, Input, Output};
+use crate::device::{Input, Output};
+use crate::driver::DeviceBuffer;
 use crate::error::Result;
 use crate::raw::{CUstream, DevicePtr, Elements, Grid, Launcher, Switch};
 use crate::select::Kernel;
@@ -61,21 +62,21 @@ impl Launcher {
 pub(crate) fn run(backend: &CudaBackend, args: CausalConv1dFnArgs<'_>) -> Result<()> {
     let stream = backend.stream();
     let longest = args.cu_seqlens.windows(2).map(|pair| (pair[1] - pair[0]) as usize).max().unwrap_or(0);
-    let mut x = Input::upload(stream, &args.x)?;
-    let mut weight = Buffer::upload(stream, args.weight)?;
-    let mut bias = Buffer::upload(stream, args.bias.unwrap_or(&[]))?;
-    let mut state = Buffer::upload(stream, args.state)?;
-    let mut cu_seqlens = Buffer::upload(stream, args.cu_seqlens)?;
-    let mut state_indices = Buffer::upload(stream, args.state_indices)?;
-    let mut out = Output::upload(stream, args.out.data)?;
+    let x = Input::upload(stream, &args.x)?;
+    let weight = DeviceBuffer::from_slice(stream, args.weight)?;
+    let bias = DeviceBuffer::from_slice(stream, args.bias.unwrap_or(&[]))?;
+    let state = DeviceBuffer::from_slice(stream, args.state)?;
+    let cu_seqlens = DeviceBuffer::from_slice(stream, args.cu_seqlens)?;
+    let state_indices = DeviceBuffer::from_slice(stream, args.state_indices)?;
+    let out = Output::upload(stream, args.out.data)?;
     let params = ConvFnParams {
-        x: x.address(stream),
-        weight: weight.address(stream),
-        bias: bias.address(stream),
-        state: state.address(stream),
-        cu_seqlens: cu_seqlens.address(stream),
-        state_indices: state_indices.address(stream),
-        out: out.address(stream),
+        x: x.address(),
+        weight: weight.address(),
+        bias: bias.address(),
+        state: state.address(),
+        cu_seqlens: cu_seqlens.address(),
+        state_indices: state_indices.address(),
+        out: out.address(),
         x_stride: args.x.row_stride as i64,
         out_stride: args.out.row_stride as i64,
         state_stride: args.dims.state_len() as i64,
@@ -88,8 +89,8 @@ pub(crate) fn run(backend: &CudaBackend, args: CausalConv1dFnArgs<'_>) -> Result
         channel_blocks: 0,
     };
     // SAFETY: the buffers were made from checked arguments and live until the results are back.
-    unsafe { backend.launcher().causal_conv1d_fn(stream.cu_stream(), &params, longest)? };
-    state.download(stream, args.state)?;
+    unsafe { backend.launcher().causal_conv1d_fn(stream.handle(), &params, longest)? };
+    state.read(stream, 0, args.state)?;
     out.download(stream)?;
-    backend.finish()
+    Ok(())
 }

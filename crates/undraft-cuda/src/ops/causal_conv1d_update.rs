@@ -4,7 +4,8 @@ use undraft_core::ops::CausalConv1dUpdateArgs;
 use undraft_core::{Activation, Capture};
 
 use crate::backend::CudaBackend;
-use crate::device::{Buffer, Input, Output};
+use crate::device::{Input, Output};
+use crate::driver::DeviceBuffer;
 use crate::error::Result;
 use crate::raw::{CUstream, Captured, DevicePtr, Elements, Grid, Launcher, Switch};
 use crate::select::Kernel;
@@ -71,32 +72,32 @@ impl Launcher {
 
 pub(crate) fn run(backend: &CudaBackend, args: CausalConv1dUpdateArgs<'_>) -> Result<()> {
     let stream = backend.stream();
-    let mut x = Input::upload(stream, &args.x)?;
-    let mut weight = Buffer::upload(stream, args.weight)?;
-    let mut bias = Buffer::upload(stream, args.bias.unwrap_or(&[]))?;
-    let mut state = Buffer::upload(stream, args.state)?;
+    let x = Input::upload(stream, &args.x)?;
+    let weight = DeviceBuffer::from_slice(stream, args.weight)?;
+    let bias = DeviceBuffer::from_slice(stream, args.bias.unwrap_or(&[]))?;
+    let state = DeviceBuffer::from_slice(stream, args.state)?;
     let log_max = args.log.as_ref().map_or(0, |log| log.max_tokens);
     let mut log_data = args.log.map(|log| log.x);
-    let mut log = Buffer::upload(stream, log_data.as_deref().unwrap_or(&[]))?;
-    let mut cu_seqlens = Buffer::upload(stream, args.cu_seqlens)?;
-    let mut state_indices = Buffer::upload(stream, args.state_indices)?;
-    let mut num_pending = Buffer::upload(stream, args.num_pending)?;
-    let mut pending_path = Buffer::upload(stream, args.pending_path)?;
-    let mut parents = Buffer::upload(stream, args.parents)?;
-    let mut out = Output::upload(stream, args.out.data)?;
+    let log = DeviceBuffer::from_slice(stream, log_data.as_deref().unwrap_or(&[]))?;
+    let cu_seqlens = DeviceBuffer::from_slice(stream, args.cu_seqlens)?;
+    let state_indices = DeviceBuffer::from_slice(stream, args.state_indices)?;
+    let num_pending = DeviceBuffer::from_slice(stream, args.num_pending)?;
+    let pending_path = DeviceBuffer::from_slice(stream, args.pending_path)?;
+    let parents = DeviceBuffer::from_slice(stream, args.parents)?;
+    let out = Output::upload(stream, args.out.data)?;
     let params = ConvUpdateParams {
-        x: x.address(stream),
-        weight: weight.address(stream),
-        bias: bias.address(stream),
-        state: state.address(stream),
-        log: log.address(stream),
+        x: x.address(),
+        weight: weight.address(),
+        bias: bias.address(),
+        state: state.address(),
+        log: log.address(),
         log_slots: 0,
-        cu_seqlens: cu_seqlens.address(stream),
-        state_indices: state_indices.address(stream),
-        num_pending: num_pending.address(stream),
-        pending_path: pending_path.address(stream),
-        parents: parents.address(stream),
-        out: out.address(stream),
+        cu_seqlens: cu_seqlens.address(),
+        state_indices: state_indices.address(),
+        num_pending: num_pending.address(),
+        pending_path: pending_path.address(),
+        parents: parents.address(),
+        out: out.address(),
         x_stride: args.x.row_stride as i64,
         out_stride: args.out.row_stride as i64,
         state_stride: args.dims.state_len() as i64,
@@ -111,11 +112,11 @@ pub(crate) fn run(backend: &CudaBackend, args: CausalConv1dUpdateArgs<'_>) -> Re
         channel_blocks: 0,
     };
     // SAFETY: the buffers were made from checked arguments and live until the results are back.
-    unsafe { backend.launcher().causal_conv1d_update(stream.cu_stream(), &params)? };
-    state.download(stream, args.state)?;
+    unsafe { backend.launcher().causal_conv1d_update(stream.handle(), &params)? };
+    state.read(stream, 0, args.state)?;
     if let (Capture::DeltaLog, Some(data)) = (args.capture, &mut log_data) {
-        log.download(stream, data)?;
+        log.read(stream, 0, data)?;
     }
     out.download(stream)?;
-    backend.finish()
+    Ok(())
 }

@@ -4,7 +4,8 @@ use undraft_core::ops::ChunkGatedDeltaRuleArgs;
 use undraft_core::{Beta, Decay, DecayShape, GdnDims, HeadMap, QkNorm, Rounding};
 
 use crate::backend::CudaBackend;
-use crate::device::{Buffer, Input, Output};
+use crate::device::{Input, Output};
+use crate::driver::DeviceBuffer;
 use crate::error::{CudaError, Result};
 use crate::raw::{CUstream, DecayForm, DevicePtr, Elements, Grid, Launcher, Switch};
 use crate::select::{self, ChunkKernel, Kernel};
@@ -210,56 +211,55 @@ pub(crate) fn run(backend: &CudaBackend, args: ChunkGatedDeltaRuleArgs<'_>) -> R
     let num_tokens = inputs.cu_seqlens.last().map_or(0, |&n| n as usize);
     let mut params = ChunkParams::new(&inputs.dims, inputs.state_indices.len(), num_tokens);
 
-    let (mut q, mut k) = (Input::upload(stream, &inputs.q)?, Input::upload(stream, &inputs.k)?);
-    let mut v = Input::upload(stream, &inputs.v)?;
-    (params.q, params.q_stride, params.q_dtype) = q.tensor(stream);
-    (params.k, params.k_stride, params.k_dtype) = k.tensor(stream);
-    (params.v, params.v_stride, params.v_dtype) = v.tensor(stream);
+    let (q, k) = (Input::upload(stream, &inputs.q)?, Input::upload(stream, &inputs.k)?);
+    let v = Input::upload(stream, &inputs.v)?;
+    (params.q, params.q_stride, params.q_dtype) = q.tensor();
+    (params.k, params.k_stride, params.k_dtype) = k.tensor();
+    (params.v, params.v_stride, params.v_dtype) = v.tensor();
     let (form, decay, a_log, dt_bias): (_, _, &[f32], &[f32]) = match inputs.decay {
         Decay::Log(g) => (DecayForm::Log, g, &[], &[]),
         Decay::Linear(alpha) => (DecayForm::Linear, alpha, &[], &[]),
         Decay::NegLog(x) => (DecayForm::NegLog, x, &[], &[]),
         Decay::Gate { a, a_log, dt_bias } => (DecayForm::Gate, a, a_log, dt_bias),
     };
-    let mut decay = Buffer::upload(stream, decay)?;
-    let (mut a_log, mut dt_bias) = (Buffer::upload(stream, a_log)?, Buffer::upload(stream, dt_bias)?);
+    let decay = DeviceBuffer::from_slice(stream, decay)?;
+    let (a_log, dt_bias) = (DeviceBuffer::from_slice(stream, a_log)?, DeviceBuffer::from_slice(stream, dt_bias)?);
     params.decay_form = form;
-    params.decay = decay.address(stream);
-    (params.a_log, params.dt_bias) = (a_log.address(stream), dt_bias.address(stream));
+    params.decay = decay.address();
+    (params.a_log, params.dt_bias) = (a_log.address(), dt_bias.address());
     let (beta, is_logit) = match inputs.beta {
         Beta::Value(beta) => (beta, false),
         Beta::Logit(b) => (b, true),
     };
-    let mut beta = Buffer::upload(stream, beta)?;
-    (params.beta, params.beta_is_logit) = (beta.address(stream), is_logit.into());
+    let beta = DeviceBuffer::from_slice(stream, beta)?;
+    (params.beta, params.beta_is_logit) = (beta.address(), is_logit.into());
     params.scale = inputs.scale;
     params.tiled = (inputs.head_map == HeadMap::Tiled).into();
     params.round_io = (inputs.rounding == Rounding::Io).into();
     if let QkNorm::L2Norm { eps } = inputs.qk_norm {
         (params.l2_norm, params.eps) = (Switch::On, eps);
     }
-    let mut cu_seqlens = Buffer::upload(stream, inputs.cu_seqlens)?;
-    let mut state_indices = Buffer::upload(stream, inputs.state_indices)?;
-    (params.cu_seqlens, params.state_indices) = (cu_seqlens.address(stream), state_indices.address(stream));
+    let cu_seqlens = DeviceBuffer::from_slice(stream, inputs.cu_seqlens)?;
+    let state_indices = DeviceBuffer::from_slice(stream, inputs.state_indices)?;
+    (params.cu_seqlens, params.state_indices) = (cu_seqlens.address(), state_indices.address());
 
-    let mut state = Output::upload(stream, state)?;
-    let mut out_rows = Output::upload(stream, out.data)?;
-    (params.state, params.state_dtype) = (state.address(stream), state.dtype().into());
-    (params.out, params.out_stride) = (out_rows.address(stream), out.row_stride as i64);
+    let state = Output::upload(stream, state)?;
+    let out_rows = Output::upload(stream, out.data)?;
+    (params.state, params.state_dtype) = (state.address(), state.dtype().into());
+    (params.out, params.out_stride) = (out_rows.address(), out.row_stride as i64);
     params.out_dtype = out_rows.dtype().into();
     // Beyond every sequence's end there is no checkpoint.
     params.every = checkpoints.as_ref().filter(|c| c.every <= num_tokens).map_or(0, |c| c.every as i32);
-    let mut checkpoints = checkpoints.map(|c| Output::upload(stream, c.states)).transpose()?;
-    params.checkpoints = checkpoints.as_mut().map_or(0, |states| states.address(stream));
-    let mut workspace = Buffer::<u8>::scratch(stream, params.workspace_bytes() as usize)?;
-    params.workspace = workspace.address(stream);
+    let checkpoints = checkpoints.map(|c| Output::upload(stream, c.states)).transpose()?;
+    params.checkpoints = checkpoints.as_ref().map_or(0, |states| states.address());
+    let workspace = DeviceBuffer::<u8>::uninit(stream.driver(), params.workspace_bytes() as usize)?;
+    params.workspace = workspace.address();
 
     // SAFETY: the buffers were made from checked arguments and live until the results are back.
-    unsafe { backend.launcher().chunk_gated_delta_rule(stream.cu_stream(), &params)? };
-    state.download(stream)?;
-    out_rows.download(stream)?;
+    unsafe { backend.launcher().chunk_gated_delta_rule(stream.handle(), &params)? };
     if let Some(states) = checkpoints {
         states.download(stream)?;
     }
-    backend.finish()
+    state.download(stream)?;
+    out_rows.download(stream)
 }

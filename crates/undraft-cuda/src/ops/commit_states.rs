@@ -4,7 +4,8 @@ use undraft_core::ops::CommitStatesArgs;
 use undraft_core::{DecayShape, HeadMap};
 
 use crate::backend::CudaBackend;
-use crate::device::{Buffer, Output};
+use crate::device::Output;
+use crate::driver::DeviceBuffer;
 use crate::error::Result;
 use crate::raw::{CUstream, DevicePtr, Elements, Grid, Launcher, Switch};
 use crate::select::{Kernel, commit_lanes};
@@ -81,22 +82,22 @@ impl Launcher {
 
 pub(crate) fn run(backend: &CudaBackend, args: CommitStatesArgs<'_>) -> Result<()> {
     let stream = backend.stream();
-    let mut state = Output::upload(stream, args.state)?;
-    let mut log_k = Buffer::upload(stream, args.log.k)?;
-    let mut log_decay = Buffer::upload(stream, args.log.decay)?;
-    let mut log_delta = Buffer::upload(stream, args.log.delta)?;
-    let mut state_indices = Buffer::upload(stream, args.state_indices)?;
-    let mut num_kept = Buffer::upload(stream, args.num_kept)?;
-    let mut path = Buffer::upload(stream, args.path)?;
+    let state = Output::upload(stream, args.state)?;
+    let log_k = DeviceBuffer::from_slice(stream, args.log.k)?;
+    let log_decay = DeviceBuffer::from_slice(stream, args.log.decay)?;
+    let log_delta = DeviceBuffer::from_slice(stream, args.log.delta)?;
+    let state_indices = DeviceBuffer::from_slice(stream, args.state_indices)?;
+    let num_kept = DeviceBuffer::from_slice(stream, args.num_kept)?;
+    let path = DeviceBuffer::from_slice(stream, args.path)?;
     let params = CommitParams {
-        state: state.address(stream),
-        log_k: log_k.address(stream),
-        log_decay: log_decay.address(stream),
-        log_delta: log_delta.address(stream),
+        state: state.address(),
+        log_k: log_k.address(),
+        log_decay: log_decay.address(),
+        log_delta: log_delta.address(),
         log_slots: 0,
-        state_indices: state_indices.address(stream),
-        num_kept: num_kept.address(stream),
-        path: path.address(stream),
+        state_indices: state_indices.address(),
+        num_kept: num_kept.address(),
+        path: path.address(),
         state_stride: args.dims.state_len() as i64,
         num_seqs: args.state_indices.len() as i32,
         num_k_heads: args.dims.num_k_heads() as i32,
@@ -109,7 +110,7 @@ pub(crate) fn run(backend: &CudaBackend, args: CommitStatesArgs<'_>) -> Result<(
         ..CommitParams::default()
     };
     // SAFETY: the buffers were made from checked arguments and live until the results are back.
-    unsafe { backend.launcher().commit_states(stream.cu_stream(), &params, state.dtype().into(), 1)? };
+    unsafe { backend.launcher().commit_states(stream.handle(), &params, state.dtype().into(), 1)? };
     state.download(stream)?;
-    backend.finish()
+    Ok(())
 }

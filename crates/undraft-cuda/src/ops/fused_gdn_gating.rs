@@ -3,7 +3,8 @@
 use undraft_core::ops::FusedGdnGatingArgs;
 
 use crate::backend::CudaBackend;
-use crate::device::{Buffer, Input};
+use crate::device::Input;
+use crate::driver::DeviceBuffer;
 use crate::error::Result;
 use crate::raw::{CUstream, DevicePtr, Elements, Grid, Launcher};
 use crate::select::Kernel;
@@ -48,17 +49,17 @@ impl Launcher {
 
 pub(crate) fn run(backend: &CudaBackend, args: FusedGdnGatingArgs<'_>) -> Result<()> {
     let stream = backend.stream();
-    let (mut a, mut b) = (Input::upload(stream, &args.a)?, Input::upload(stream, &args.b)?);
-    let mut a_log = Buffer::upload(stream, args.a_log)?;
-    let mut dt_bias = Buffer::upload(stream, args.dt_bias)?;
-    let (mut g, mut beta) = (Buffer::upload(stream, args.g)?, Buffer::upload(stream, args.beta)?);
+    let (a, b) = (Input::upload(stream, &args.a)?, Input::upload(stream, &args.b)?);
+    let a_log = DeviceBuffer::from_slice(stream, args.a_log)?;
+    let dt_bias = DeviceBuffer::from_slice(stream, args.dt_bias)?;
+    let (g, beta) = (DeviceBuffer::from_slice(stream, args.g)?, DeviceBuffer::from_slice(stream, args.beta)?);
     let params = GatingParams {
-        a: a.address(stream),
-        b: b.address(stream),
-        a_log: a_log.address(stream),
-        dt_bias: dt_bias.address(stream),
-        g: g.address(stream),
-        beta: beta.address(stream),
+        a: a.address(),
+        b: b.address(),
+        a_log: a_log.address(),
+        dt_bias: dt_bias.address(),
+        g: g.address(),
+        beta: beta.address(),
         a_stride: args.a.row_stride as i64,
         b_stride: args.b.row_stride as i64,
         num_tokens: args.num_tokens as i64,
@@ -68,8 +69,8 @@ pub(crate) fn run(backend: &CudaBackend, args: FusedGdnGatingArgs<'_>) -> Result
         b_dtype: args.b.dtype().into(),
     };
     // SAFETY: the buffers were made from checked arguments and live until the results are back.
-    unsafe { backend.launcher().fused_gdn_gating(stream.cu_stream(), &params)? };
-    g.download(stream, args.g)?;
-    beta.download(stream, args.beta)?;
-    backend.finish()
+    unsafe { backend.launcher().fused_gdn_gating(stream.handle(), &params)? };
+    g.read(stream, 0, args.g)?;
+    beta.read(stream, 0, args.beta)?;
+    Ok(())
 }

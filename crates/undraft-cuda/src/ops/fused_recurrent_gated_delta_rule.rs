@@ -4,7 +4,8 @@ use undraft_core::ops::FusedRecurrentArgs;
 use undraft_core::{Beta, Capture, CaptureMut, Decay, DecayShape, GdnDims, HeadMap, PAD_SLOT, QkNorm, Rounding};
 
 use crate::backend::CudaBackend;
-use crate::device::{Buffer, Input, Output};
+use crate::device::{Input, Output};
+use crate::driver::DeviceBuffer;
 use crate::error::{CudaError, Result};
 use crate::raw::{CUstream, Captured, DecayForm, DevicePtr, Elements, Grid, Launcher, Switch};
 use crate::select::{self, Kernel, RecurrentCall};
@@ -158,8 +159,8 @@ impl Launcher {
             tree: params.parents != 0,
             max_window: if params.max_window > 0 { params.max_window as usize } else { usize::MAX },
             max_pending: if params.num_pending != 0 { max_pending.max(0) as usize } else { 0 },
-            num_sms: self.device.num_sms,
-            shared_per_sm: self.device.shared_per_sm,
+            num_sms: self.device.attributes().num_sms,
+            shared_per_sm: self.device.attributes().shared_per_sm,
         });
         let most = i32::MAX as u64;
         if plan.num_units > most {
@@ -190,45 +191,45 @@ pub(crate) fn run(backend: &CudaBackend, args: FusedRecurrentArgs<'_>) -> Result
     let FusedRecurrentArgs { inputs, state, log, num_pending, pending_path, capture, out, .. } = args;
     let mut params = RecurrentParams::new(&inputs.dims, inputs.state_indices.len());
 
-    let (mut q, mut k) = (Input::upload(stream, &inputs.q)?, Input::upload(stream, &inputs.k)?);
-    let mut v = Input::upload(stream, &inputs.v)?;
-    (params.q, params.q_stride, params.q_dtype) = q.tensor(stream);
-    (params.k, params.k_stride, params.k_dtype) = k.tensor(stream);
-    (params.v, params.v_stride, params.v_dtype) = v.tensor(stream);
+    let (q, k) = (Input::upload(stream, &inputs.q)?, Input::upload(stream, &inputs.k)?);
+    let v = Input::upload(stream, &inputs.v)?;
+    (params.q, params.q_stride, params.q_dtype) = q.tensor();
+    (params.k, params.k_stride, params.k_dtype) = k.tensor();
+    (params.v, params.v_stride, params.v_dtype) = v.tensor();
     let (form, decay, a_log, dt_bias): (_, _, &[f32], &[f32]) = match inputs.decay {
         Decay::Log(g) => (DecayForm::Log, g, &[], &[]),
         Decay::Linear(alpha) => (DecayForm::Linear, alpha, &[], &[]),
         Decay::NegLog(x) => (DecayForm::NegLog, x, &[], &[]),
         Decay::Gate { a, a_log, dt_bias } => (DecayForm::Gate, a, a_log, dt_bias),
     };
-    let mut decay = Buffer::upload(stream, decay)?;
-    let (mut a_log, mut dt_bias) = (Buffer::upload(stream, a_log)?, Buffer::upload(stream, dt_bias)?);
+    let decay = DeviceBuffer::from_slice(stream, decay)?;
+    let (a_log, dt_bias) = (DeviceBuffer::from_slice(stream, a_log)?, DeviceBuffer::from_slice(stream, dt_bias)?);
     params.decay_form = form;
-    params.decay = decay.address(stream);
-    (params.a_log, params.dt_bias) = (a_log.address(stream), dt_bias.address(stream));
+    params.decay = decay.address();
+    (params.a_log, params.dt_bias) = (a_log.address(), dt_bias.address());
     let (beta, is_logit) = match inputs.beta {
         Beta::Value(beta) => (beta, false),
         Beta::Logit(b) => (b, true),
     };
-    let mut beta = Buffer::upload(stream, beta)?;
-    (params.beta, params.beta_is_logit) = (beta.address(stream), is_logit.into());
+    let beta = DeviceBuffer::from_slice(stream, beta)?;
+    (params.beta, params.beta_is_logit) = (beta.address(), is_logit.into());
     params.scale = inputs.scale;
     params.tiled = (inputs.head_map == HeadMap::Tiled).into();
     params.round_io = (inputs.rounding == Rounding::Io).into();
     if let QkNorm::L2Norm { eps } = inputs.qk_norm {
         (params.l2_norm, params.eps) = (Switch::On, eps);
     }
-    let mut cu_seqlens = Buffer::upload(stream, inputs.cu_seqlens)?;
-    let mut state_indices = Buffer::upload(stream, inputs.state_indices)?;
-    let mut parents = Buffer::upload(stream, inputs.parents)?;
-    params.cu_seqlens = cu_seqlens.address(stream);
-    params.state_indices = state_indices.address(stream);
-    params.parents = parents.address(stream);
+    let cu_seqlens = DeviceBuffer::from_slice(stream, inputs.cu_seqlens)?;
+    let state_indices = DeviceBuffer::from_slice(stream, inputs.state_indices)?;
+    let parents = DeviceBuffer::from_slice(stream, inputs.parents)?;
+    params.cu_seqlens = cu_seqlens.address();
+    params.state_indices = state_indices.address();
+    params.parents = parents.address();
 
-    let mut state = Output::upload(stream, state)?;
-    let mut out_rows = Output::upload(stream, out.data)?;
-    params.state = state.address(stream);
-    (params.out, params.out_stride) = (out_rows.address(stream), out.row_stride as i64);
+    let state = Output::upload(stream, state)?;
+    let out_rows = Output::upload(stream, out.data)?;
+    params.state = state.address();
+    (params.out, params.out_stride) = (out_rows.address(), out.row_stride as i64);
     params.out_dtype = out_rows.dtype().into();
 
     params.max_window = inputs.cu_seqlens.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0).max(1);
@@ -240,24 +241,23 @@ pub(crate) fn run(backend: &CudaBackend, args: FusedRecurrentArgs<'_>) -> Result
         .max()
         .unwrap_or(0)
         .max(1);
-    let mut num_pending = Buffer::upload(stream, num_pending)?;
-    let mut pending_path = Buffer::upload(stream, pending_path)?;
-    params.num_pending = num_pending.address(stream);
-    params.pending_path = pending_path.address(stream);
+    let num_pending = DeviceBuffer::from_slice(stream, num_pending)?;
+    let pending_path = DeviceBuffer::from_slice(stream, pending_path)?;
+    params.num_pending = num_pending.address();
+    params.pending_path = pending_path.address();
     // Two copies of the log: the kernel reads pending entries from one and writes the window's into the other.
-    let copies = |stream| -> Result<[Buffer<f32>; 3]> {
-        match &log {
-            None => Ok([Buffer::none(), Buffer::none(), Buffer::none()]),
-            Some(log) => Ok([
-                Buffer::upload(stream, log.k)?,
-                Buffer::upload(stream, log.decay)?,
-                Buffer::upload(stream, log.delta)?,
-            ]),
-        }
+    let copies = || -> Result<[DeviceBuffer<f32>; 3]> {
+        let (k, decay, delta): (&[f32], &[f32], &[f32]) =
+            log.as_ref().map_or((&[], &[], &[]), |log| (log.k, log.decay, log.delta));
+        Ok([
+            DeviceBuffer::from_slice(stream, k)?,
+            DeviceBuffer::from_slice(stream, decay)?,
+            DeviceBuffer::from_slice(stream, delta)?,
+        ])
     };
-    let (mut pending, mut window) = (copies(stream)?, copies(stream)?);
-    [params.pending_k, params.pending_decay, params.pending_delta] = pending.each_mut().map(|b| b.address(stream));
-    [params.log_k, params.log_decay, params.log_delta] = window.each_mut().map(|b| b.address(stream));
+    let (pending, window) = (copies()?, copies()?);
+    [params.pending_k, params.pending_decay, params.pending_delta] = pending.each_ref().map(|b| b.address());
+    [params.log_k, params.log_decay, params.log_delta] = window.each_ref().map(|b| b.address());
     params.log_max = log.as_ref().map_or(0, |log| log.max_tokens as i32);
     params.pending_max = params.log_max;
 
@@ -269,13 +269,12 @@ pub(crate) fn run(backend: &CudaBackend, args: FusedRecurrentArgs<'_>) -> Result
             (Capture::PerToken, Some(Output::upload(stream, states)?))
         }
     };
-    let mut captured = captured;
     params.capture = kind.into();
-    params.captured = captured.as_mut().map_or(0, |states| states.address(stream));
+    params.captured = captured.as_ref().map_or(0, |states| states.address());
 
     let dtype = state.dtype().into();
     // SAFETY: the buffers were made from checked arguments and live until the results are back; the log's copies are two.
-    unsafe { backend.launcher().fused_recurrent_gated_delta_rule(stream.cu_stream(), &params, dtype)? };
+    unsafe { backend.launcher().fused_recurrent_gated_delta_rule(stream.handle(), &params, dtype)? };
     state.download(stream)?;
     out_rows.download(stream)?;
     if let Some(states) = captured {
@@ -283,9 +282,9 @@ pub(crate) fn run(backend: &CudaBackend, args: FusedRecurrentArgs<'_>) -> Result
     }
     if let (Capture::DeltaLog, Some(log)) = (kind, log) {
         let [k, decay, delta] = &window;
-        k.download(stream, log.k)?;
-        decay.download(stream, log.decay)?;
-        delta.download(stream, log.delta)?;
+        k.read(stream, 0, log.k)?;
+        decay.read(stream, 0, log.decay)?;
+        delta.read(stream, 0, log.delta)?;
     }
-    backend.finish()
+    Ok(())
 }

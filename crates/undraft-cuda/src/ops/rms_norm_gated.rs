@@ -3,7 +3,8 @@
 use undraft_core::ops::{GateActivation, RmsNormGatedArgs};
 
 use crate::backend::CudaBackend;
-use crate::device::{Buffer, Input, Output};
+use crate::device::{Input, Output};
+use crate::driver::DeviceBuffer;
 use crate::error::Result;
 use crate::raw::{CUstream, DevicePtr, Elements, Grid, Launcher, Switch};
 use crate::select::Kernel;
@@ -49,14 +50,14 @@ impl Launcher {
 
 pub(crate) fn run(backend: &CudaBackend, args: RmsNormGatedArgs<'_>) -> Result<()> {
     let stream = backend.stream();
-    let (mut x, mut z) = (Input::upload(stream, &args.x)?, Input::upload(stream, &args.z)?);
-    let mut weight = Buffer::upload(stream, args.weight)?;
-    let mut out = Output::upload(stream, args.out.data)?;
+    let (x, z) = (Input::upload(stream, &args.x)?, Input::upload(stream, &args.z)?);
+    let weight = DeviceBuffer::from_slice(stream, args.weight)?;
+    let out = Output::upload(stream, args.out.data)?;
     let params = NormParams {
-        x: x.address(stream),
-        z: z.address(stream),
-        weight: weight.address(stream),
-        out: out.address(stream),
+        x: x.address(),
+        z: z.address(),
+        weight: weight.address(),
+        out: out.address(),
         x_stride: args.x.row_stride as i64,
         z_stride: args.z.row_stride as i64,
         out_stride: args.out.row_stride as i64,
@@ -70,7 +71,7 @@ pub(crate) fn run(backend: &CudaBackend, args: RmsNormGatedArgs<'_>) -> Result<(
         eps: args.eps,
     };
     // SAFETY: the buffers were made from checked arguments and live until the results are back.
-    unsafe { backend.launcher().rms_norm_gated(stream.cu_stream(), &params)? };
+    unsafe { backend.launcher().rms_norm_gated(stream.handle(), &params)? };
     out.download(stream)?;
-    backend.finish()
+    Ok(())
 }
