@@ -7,7 +7,7 @@ namespace chunk {
 constexpr int SCAN_THREADS = 256;
 constexpr int COLUMNS = 32;                             // a lane each
 constexpr int WARPS = SCAN_THREADS / 32;
-constexpr int TOKENS = CHUNK / WARPS;                   // tokens of a thread: its warp, + WARPS, ..
+constexpr int THREAD_TOKENS = CHUNK / WARPS;                   // tokens of a thread: its warp, + WARPS, ..
 constexpr int STATE_PITCH = COLUMNS + 1;
 constexpr int KEYS = 32, KEY_PITCH = KEYS + 4;          // channels of q and k in shared memory at a time
 
@@ -72,7 +72,7 @@ struct Scan {
         const float* keys_to_end = (p.per_channel ? p.keys_to_end : p.keys) + rows;
 
         // S0 k_t and S0 q_t.
-        float sum_k[TOKENS] = {}, sum_q[TOKENS] = {};
+        float sum_k[THREAD_TOKENS] = {}, sum_q[THREAD_TOKENS] = {};
         for (int first = 0; first < K; first += KEYS) {
             __syncthreads();
             load_tile(q_tile, queries, stride, n, first);
@@ -84,7 +84,7 @@ struct Scan {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) s[i] = j + i < channels ? state[(first + j + i) * STATE_PITCH + lane] : 0.0f;
 #pragma unroll
-                for (int i = 0; i < TOKENS; ++i) {
+                for (int i = 0; i < THREAD_TOKENS; ++i) {
                     int at = (warp + WARPS * i) * KEY_PITCH + j;
                     float4 k = *(const float4*)(k_tile + at), q = *(const float4*)(q_tile + at);
                     sum_k[i] = __fmaf_rn(k.w, s[3], __fmaf_rn(k.z, s[2], __fmaf_rn(k.y, s[1], __fmaf_rn(k.x, s[0], sum_k[i]))));
@@ -94,7 +94,7 @@ struct Scan {
         }
         // beta_t (v_t - D(t) S0 k_t), then the deltas by the inverse: sums over s <= t alone.
 #pragma unroll
-        for (int i = 0; i < TOKENS; ++i) {
+        for (int i = 0; i < THREAD_TOKENS; ++i) {
             int t = warp + WARPS * i;
             float v = 0.0f;
             if (t < n && column < p.head_v_dim)
@@ -108,11 +108,11 @@ struct Scan {
         triangle(inverse, n, sum_k);
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < TOKENS; ++i) deltas[(warp + WARPS * i) * COLUMNS + lane] = sum_k[i];
+        for (int i = 0; i < THREAD_TOKENS; ++i) deltas[(warp + WARPS * i) * COLUMNS + lane] = sum_k[i];
         __syncthreads();
         triangle(attention, n, sum_q);
 #pragma unroll
-        for (int i = 0; i < TOKENS; ++i) {
+        for (int i = 0; i < THREAD_TOKENS; ++i) {
             int t = warp + WARPS * i;
             if (t < n && column < p.head_v_dim)
                 store_from_f32(p.out, p.out_dtype, out_at(tokens.y + (i64)t), __fmul_rn(p.scale, sum_q[i]));
@@ -143,11 +143,11 @@ struct Scan {
     }
 
     // sums[t] += sum of weights[t][s] deltas[s] over s <= t.
-    __device__ __forceinline__ void triangle(const float* weights, int n, float (&sums)[TOKENS]) const {
+    __device__ __forceinline__ void triangle(const float* weights, int n, float (&sums)[THREAD_TOKENS]) const {
         for (int s = 0; s < n; ++s) {
             float delta = deltas[s * COLUMNS + lane];
 #pragma unroll
-            for (int i = 0; i < TOKENS; ++i) {
+            for (int i = 0; i < THREAD_TOKENS; ++i) {
                 int t = warp + WARPS * i;
                 if (s <= t) sums[i] = __fmaf_rn(weights[t * CHUNK + s], delta, sums[i]);
             }
