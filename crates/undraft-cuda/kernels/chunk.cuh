@@ -18,7 +18,7 @@ struct Params {
     int q_dtype, k_dtype, v_dtype, decay_dtype, beta_dtype, out_dtype, state_dtype;
     int decay_form, per_channel, beta_is_logit, tiled, l2_norm, round_io;
     float eps, scale;
-    // Parts of the workspace. max_chunks: a bound on the chunks of all sequences.
+    // Parts of the workspace. max_chunks: a bound on the chunks of all sequences. Those of the other path are not there.
     int4* chunks;           // [max_chunks] sequence, first token, tokens
     int* first_chunk;       // [num_seqs + 1]
     int* first_checkpoint;  // [num_seqs + 1]
@@ -27,10 +27,12 @@ struct Params {
     float *queries_from_start, *keys_from_start, *keys_to_end, *carry;
     float *inverse, *attention;  // [max_chunks, HV, CHUNK, CHUNK], lower triangles
     float* factors;              // [max_chunks, HV, NUM_FACTORS, CHUNK]
+    // bf16, as they lie in shared memory (see Tile): [max_chunks, H, CHUNK, KP]; [max_chunks, HV, 3 or 2, CHUNK, CHUNK].
+    u16 *query_tiles, *key_tiles, *inverse_tiles, *attention_tiles;
 };
 
-// Rows of `factors`: D(t), D(C, s), beta, and D(C) in the first element of the last.
-enum Factor { FROM_START = 0, TO_END = 1, BETA = 2, TOTAL = 3, NUM_FACTORS = 4 };
+// Rows of `factors`: D(t), D(C, s), beta (with tiles: D(t) of the queries), and D(C) in the first element of the last.
+enum Factor { FROM_START = 0, TO_END = 1, BETA = 2, FROM_START_Q = 2, TOTAL = 3, NUM_FACTORS = 4 };
 
 __device__ __forceinline__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 

@@ -24,6 +24,7 @@
 // tokens up to it, whatever those behind it hold.
 #include "chunk_prepare.cuh"
 #include "chunk_scan.cuh"
+#include "chunk_scan_mma.cuh"
 
 extern "C" __global__ void __launch_bounds__(chunk::PLAN_THREADS) chunk_plan(const __grid_constant__ chunk::Params p) {
     chunk::plan(p);
@@ -37,3 +38,16 @@ extern "C" __global__ void __launch_bounds__(chunk::PREPARE_THREADS) chunk_weigh
 extern "C" __global__ void __launch_bounds__(chunk::SCAN_THREADS) chunk_scan(const __grid_constant__ chunk::Params p) {
     chunk::Scan(p).run();
 }
+
+// On tensor cores: bf16 q and k, one decay a head, K up to KP.
+#define CHUNK_MMA(KP)                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(chunk::TILES_THREADS)                                                 \
+        chunk_tiles_k##KP(const __grid_constant__ chunk::Params p) {                                                   \
+        chunk::Tiles<KP>(p).run();                                                                                     \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(chunk::MMA_THREADS, 1)                                                \
+        chunk_scan_mma_k##KP(const __grid_constant__ chunk::Params p) {                                                \
+        chunk::MmaScan<KP>(p).run();                                                                                   \
+    }
+CHUNK_MMA(64)
+CHUNK_MMA(128)

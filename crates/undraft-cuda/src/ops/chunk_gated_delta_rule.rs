@@ -8,11 +8,10 @@ use crate::device::{Input, Output};
 use crate::driver::DeviceBuffer;
 use crate::error::{CudaError, Result};
 use crate::raw::{CUstream, DecayForm, DevicePtr, Elements, Grid, Launcher, Switch};
-use crate::select::{self, ChunkKernel, Kernel};
+use crate::select::{self, ATTENTION_PARTS, ChunkCall, ChunkKernel, INVERSE_PARTS, Kernel};
 
 const OP: &str = "chunk_gated_delta_rule";
-/// Tokens of a chunk.
-const CHUNK: u64 = 64;
+const CHUNK: u64 = select::CHUNK as u64;
 /// Rows of a chunk's factors, as in the kernels.
 const NUM_FACTORS: u64 = 4;
 /// What each part of the workspace begins at a multiple of, and the workspace itself.
@@ -38,7 +37,7 @@ pub struct ChunkParams {
     pub checkpoints: DevicePtr,
     pub cu_seqlens: DevicePtr,
     pub state_indices: DevicePtr,
-    /// Scratch of [`ChunkParams::workspace_bytes`], aligned to 256 bytes; its contents need not outlive the launches.
+    /// Scratch of [`Launcher::chunk_workspace_bytes`], aligned to 256 bytes; its contents need not outlive the launches.
     pub workspace: DevicePtr,
     pub q_stride: i64,
     pub k_stride: i64,
@@ -98,6 +97,10 @@ pub struct ChunkWorkspace {
     pub inverse: DevicePtr,
     pub attention: DevicePtr,
     pub factors: DevicePtr,
+    pub query_tiles: DevicePtr,
+    pub key_tiles: DevicePtr,
+    pub inverse_tiles: DevicePtr,
+    pub attention_tiles: DevicePtr,
 }
 
 impl ChunkParams {
@@ -123,11 +126,6 @@ impl ChunkParams {
         }
     }
 
-    /// Bytes of scratch that a call with these sizes, numbers of tokens and sequences, `every` and decay shape takes.
-    pub fn workspace_bytes(&self) -> u64 {
-        self.parts(0).1
-    }
-
     /// Chunks of all sequences, at most: each ends a chunk early, and so does each checkpoint.
     fn max_chunks(&self) -> u64 {
         let [tokens, seqs, every] = [self.num_tokens, self.num_seqs, self.every].map(|n| n.max(0) as u64);
@@ -135,39 +133,65 @@ impl ChunkParams {
         tokens / CHUNK + early + seqs + 1
     }
 
-    /// The parts of a workspace at this address, and the bytes of all.
-    fn parts(&self, workspace: DevicePtr) -> (ChunkWorkspace, u64) {
+    /// The parts of a workspace at this address, and the bytes of all. `padded_k`: that of the tensor cores' kernels.
+    fn parts(&self, workspace: DevicePtr, padded_k: Option<usize>) -> (ChunkWorkspace, u64) {
         let positive = |n: i32| n.max(0) as u64;
         let (tokens, seqs, chunks) = (positive(self.num_tokens), positive(self.num_seqs), self.max_chunks());
         let (k_heads, v_heads, k_dim) =
             (positive(self.num_k_heads), positive(self.num_v_heads), positive(self.head_k_dim));
         let mut end = 0;
-        // The address of a part of so many elements of 4 bytes.
-        let mut part = |len: u64| {
+        // The address of a part of so many elements of so many bytes.
+        let mut part = |len: u64, size: u64| {
             let start = end;
-            end += (4 * len).next_multiple_of(ALIGNMENT);
+            end += (size * len).next_multiple_of(ALIGNMENT);
             workspace + start
         };
-        let channels = if self.per_channel == Switch::On { v_heads * k_dim } else { 0 };
-        let parts = ChunkWorkspace {
-            chunks: part(4 * chunks),
-            first_chunk: part(seqs + 1),
-            first_checkpoint: part(seqs + 1),
-            queries: part(tokens * k_heads * k_dim),
-            keys: part(tokens * k_heads * k_dim),
-            queries_from_start: part(tokens * channels),
-            keys_from_start: part(tokens * channels),
-            keys_to_end: part(tokens * channels),
-            carry: part(chunks * channels),
-            inverse: part(chunks * v_heads * CHUNK * CHUNK),
-            attention: part(chunks * v_heads * CHUNK * CHUNK),
-            factors: part(chunks * v_heads * NUM_FACTORS * CHUNK),
+        let mut parts = ChunkWorkspace {
+            chunks: part(4 * chunks, 4),
+            first_chunk: part(seqs + 1, 4),
+            first_checkpoint: part(seqs + 1, 4),
+            factors: part(chunks * v_heads * NUM_FACTORS * CHUNK, 4),
+            ..Default::default()
         };
+        if let Some(padded_k) = padded_k {
+            let keys = chunks * k_heads * CHUNK * padded_k as u64;
+            let triangles = |parts: usize| chunks * v_heads * parts as u64 * CHUNK * CHUNK;
+            parts.query_tiles = part(keys, 2);
+            parts.key_tiles = part(keys, 2);
+            parts.inverse_tiles = part(triangles(INVERSE_PARTS), 2);
+            parts.attention_tiles = part(triangles(ATTENTION_PARTS), 2);
+        } else {
+            let channels = if self.per_channel == Switch::On { v_heads * k_dim } else { 0 };
+            parts.queries = part(tokens * k_heads * k_dim, 4);
+            parts.keys = part(tokens * k_heads * k_dim, 4);
+            parts.queries_from_start = part(tokens * channels, 4);
+            parts.keys_from_start = part(tokens * channels, 4);
+            parts.keys_to_end = part(tokens * channels, 4);
+            parts.carry = part(chunks * channels, 4);
+            parts.inverse = part(chunks * v_heads * CHUNK * CHUNK, 4);
+            parts.attention = part(chunks * v_heads * CHUNK * CHUNK, 4);
+        }
         (parts, end)
     }
 }
 
 impl Launcher {
+    /// `K` of the tensor cores' kernels, if they run the call.
+    fn chunk_on_tensor_cores(&self, params: &ChunkParams) -> Option<usize> {
+        select::chunk_on_tensor_cores(&ChunkCall {
+            q: params.q_dtype.into(),
+            k: params.k_dtype.into(),
+            head_k_dim: params.head_k_dim.max(0) as usize,
+            per_channel: params.per_channel == Switch::On,
+            max_shared: self.device.attributes().max_shared,
+        })
+    }
+
+    /// Bytes of scratch for a call with these sizes, element types, numbers of tokens and sequences, and `every`.
+    pub fn chunk_workspace_bytes(&self, params: &ChunkParams) -> u64 {
+        params.parts(0, self.chunk_on_tensor_cores(params)).1
+    }
+
     /// The matrix form of the recurrence over the sequences, in several launches.
     ///
     /// # Errors
@@ -176,7 +200,8 @@ impl Launcher {
     /// # Safety
     /// The contract of [`crate::raw`].
     pub unsafe fn chunk_gated_delta_rule(&self, stream: CUstream, params: &ChunkParams) -> Result<()> {
-        let (parts, _) = params.parts(params.workspace);
+        let padded_k = self.chunk_on_tensor_cores(params);
+        let (parts, _) = params.parts(params.workspace, padded_k);
         let (chunks, most) = (params.max_chunks(), i32::MAX as u64);
         if chunks > most {
             return Err(CudaError::Launch { op: OP, what: "chunks", got: chunks, most });
@@ -188,20 +213,22 @@ impl Launcher {
         if seqs == 0 {
             return Ok(());
         }
-        let per_channel = params.per_channel == Switch::On;
-        let slices = v_dim.div_ceil(select::CHUNK_COLUMNS);
-        for (kernel, blocks) in [
-            (ChunkKernel::Plan, 1),
-            (ChunkKernel::Keys, chunks * k_heads),
-            (ChunkKernel::Weights, chunks * v_heads),
-            (ChunkKernel::Scan, seqs * v_heads * slices),
-        ] {
-            let shared = kernel.shared_memory(k_dim as usize, per_channel);
-            let grid = Grid { blocks: (blocks, 1), threads: select::CHUNK_THREADS, shared };
+        let scan_blocks = seqs * v_heads * v_dim.div_ceil(select::CHUNK_COLUMNS as u64);
+        let launch = |kernel: ChunkKernel, blocks| {
+            let shared = kernel.shared_memory(k_dim as usize, params.per_channel == Switch::On);
+            let grid = Grid { blocks: (blocks, 1), threads: kernel.threads(), shared };
             // SAFETY: the kernels take these parameters; the workspace is cut as they expect it; the caller's promise.
-            unsafe { self.launch(OP, Kernel::Chunk(kernel), grid, stream, &params)? };
+            unsafe { self.launch(OP, Kernel::Chunk(kernel), grid, stream, &params) }
+        };
+        launch(ChunkKernel::Plan, 1)?;
+        if let Some(padded_k) = padded_k {
+            launch(ChunkKernel::Tiles { padded_k }, chunks * k_heads)?;
+            launch(ChunkKernel::MmaScan { padded_k }, scan_blocks)
+        } else {
+            launch(ChunkKernel::Keys, chunks * k_heads)?;
+            launch(ChunkKernel::Weights, chunks * v_heads)?;
+            launch(ChunkKernel::Scan, scan_blocks)
         }
-        Ok(())
     }
 }
 
@@ -252,7 +279,8 @@ pub(crate) fn run(backend: &CudaBackend, args: ChunkGatedDeltaRuleArgs<'_>) -> R
     params.every = checkpoints.as_ref().filter(|c| c.every <= num_tokens).map_or(0, |c| c.every as i32);
     let checkpoints = checkpoints.map(|c| Output::upload(stream, c.states)).transpose()?;
     params.checkpoints = checkpoints.as_ref().map_or(0, |states| states.address());
-    let workspace = DeviceBuffer::<u8>::uninit(stream.driver(), params.workspace_bytes() as usize)?;
+    let workspace =
+        DeviceBuffer::<u8>::uninit(stream.driver(), backend.launcher().chunk_workspace_bytes(&params) as usize)?;
     params.workspace = workspace.address();
 
     // SAFETY: the buffers were made from checked arguments and live until the results are back.
