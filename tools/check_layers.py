@@ -3,7 +3,8 @@
 
     python3 tools/check_layers.py
 
-Arrows point downwards: undraft-cli, undraft-model, undraft, back ends, undraft-core. Back ends never import each other.
+Arrows point downwards: undraft-cli, undraft-model, undraft, back ends, undraft-core. Back ends never import each other;
+undraft-emulator stands beside undraft-testing, on top of the back end that it runs.
 A crate that is not in FLOORS is an error as well: say on which floor it stands.
 """
 
@@ -19,11 +20,12 @@ FLOORS = {
     "undraft-testing": ({"undraft-core"}, set()),
     "undraft-cpu": ({"undraft-core"}, TESTING),
     "undraft-cuda": ({"undraft-core"}, TESTING),
+    "undraft-emulator": ({"undraft-cuda"}, {"undraft-core", "undraft-cpu"} | TESTING),
     "undraft": ({"undraft-core", "undraft-cpu"}, TESTING),
     "undraft-model": ({"undraft"}, TESTING),
     "undraft-cli": ({"undraft", "undraft-model"} | TESTING, set()),
 }
-UNPUBLISHED = TESTING
+UNPUBLISHED = TESTING | {"undraft-emulator"}
 
 
 def problems(packages):

@@ -1,5 +1,5 @@
-// What the kernels share: element types, loads and stores, reductions. No headers, so that nvcc and NVRTC compile the
-// same text. Built with -fmad=false: a multiplication and an addition are fused where __fmaf_rn says so, and only there.
+// What the kernels share: element types, loads and stores, reductions. No headers of others, so that nvcc and NVRTC compile
+// the same text; with UNDRAFT_WITHOUT_PTX a C++ compiler does, for runs in emulation on the CPU. Built with -fmad=false: a multiplication and an addition are fused where __fmaf_rn says so, and only there.
 #pragma once
 
 typedef unsigned int u32;
@@ -22,22 +22,52 @@ struct F16s {
 };
 
 __device__ __forceinline__ float from_bf16(u16 x) { return __uint_as_float((u32)x << 16); }
+
+#ifndef UNDRAFT_WITHOUT_PTX
 __device__ __forceinline__ float from_f16(u16 x) {
     float y;
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
     return y;
 }
-// Nearest even; beyond the largest number lies infinity.
-__device__ __forceinline__ u16 to_bf16(float x) {
-    u32 y;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(0.0f), "f"(x));
-    return (u16)y;
-}
+// Nearest even; beyond the largest number lies infinity; every NaN becomes 0x7fff.
 __device__ __forceinline__ u16 to_f16(float x) {
     u16 y;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
     return y;
 }
+// Two neighbours, the first in the lower half.
+__device__ __forceinline__ u32 to_f16x2(float x, float y) {
+    u32 z;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(z) : "f"(y), "f"(x));
+    return z;
+}
+__device__ __forceinline__ u32 to_bf16x2(float x, float y) {
+    u32 z;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(z) : "f"(y), "f"(x));
+    return z;
+}
+// threadIdx.x, read anew.
+__device__ __forceinline__ int thread_index() {
+    int x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
+// Asynchronous copies to shared memory, each thread its own: what a thread copied it may read after `copies_done`.
+__device__ __forceinline__ void copy_async(float4* to, const float4* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+}
+__device__ __forceinline__ void copy_async(uint2* to, const uint2* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+}
+__device__ __forceinline__ void copy_async(float* to, const float* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
+}
+__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+#else
+#include "without_ptx.cuh"
+#endif
+__device__ __forceinline__ u16 to_bf16(float x) { return (u16)to_bf16x2(x, 0.0f); }
 
 __device__ __forceinline__ float load_as_f32(const void* p, int dtype, i64 i) {
     if (dtype == F32) return ((const float*)p)[i];
@@ -88,10 +118,7 @@ struct StateOf<Bf16> {
         x[2] = __uint_as_float(f.y << 16), x[3] = __uint_as_float(f.y & 0xffff0000u);
     }
     static __device__ __forceinline__ uint2 pack(const float (&x)[4]) {
-        uint2 y;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y.x) : "f"(x[1]), "f"(x[0]));
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y.y) : "f"(x[3]), "f"(x[2]));
-        return y;
+        return make_uint2(to_bf16x2(x[0], x[1]), to_bf16x2(x[2], x[3]));
     }
 };
 template <>
@@ -106,24 +133,9 @@ struct StateOf<F16s> {
         x[2] = from_f16((u16)f.y), x[3] = from_f16((u16)(f.y >> 16));
     }
     static __device__ __forceinline__ uint2 pack(const float (&x)[4]) {
-        uint2 y;
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y.x) : "f"(x[1]), "f"(x[0]));
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y.y) : "f"(x[3]), "f"(x[2]));
-        return y;
+        return make_uint2(to_f16x2(x[0], x[1]), to_f16x2(x[2], x[3]));
     }
 };
-
-// Asynchronous copies to shared memory, each thread its own: what a thread copied it may read after `copies_done`.
-__device__ __forceinline__ void copy_async(float4* to, const float4* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
-}
-__device__ __forceinline__ void copy_async(uint2* to, const uint2* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
-}
-__device__ __forceinline__ void copy_async(float* to, const float* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
-}
-__device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Sum over the 32 lanes of a warp, the same bits in each.
 __device__ __forceinline__ float warp_sum(float x) {

@@ -52,7 +52,7 @@ struct Recurrent {
     // Reads the thread's index anew: what follows from it is then worked out where it is needed, instead of held in
     // registers all the way from the kernel's beginning.
     __device__ __forceinline__ void locate() {
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(tid));
+        tid = thread_index();
         lane = tid & 31, l8 = tid & 7, group = tid >> 3;
     }
 

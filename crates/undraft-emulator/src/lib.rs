@@ -1,0 +1,34 @@
+//! Runs the CUDA kernels of undraft on the CPU, for tests: the very `.cu` files, compiled by a C++ compiler against a header that
+//! stands in for the device language, behind the host code of `undraft-cuda` down to the driver's calls.
+//!
+//! [`EmulatedDriver`] is an [`undraft_cuda::Driver`]. It is slow, and stricter than a GPU: what would be undefined there is an
+//! error here, or shows as NaN.
+//!
+//! | mistake | how it is found |
+//! | --- | --- |
+//! | a collective or barrier that some threads do not reach, or other ones elsewhere | error, with both places |
+//! | results that depend on the order of threads, as without a barrier | error, with [`Options::every_schedule`] |
+//! | a read of shared or fresh device memory that nobody has written | NaN; error with [`Options::every_schedule`] if it changes a result |
+//! | a read of what an asynchronous copy has not brought yet | the same |
+//! | a write past the end of a buffer, or of shared memory | error after the launch |
+//! | copies and fills beyond a buffer, wrong parameters, grids and recordings | error |
+//! | results that are used before the stream has been synchronised | work is only done then |
+//!
+//! ```
+//! use std::sync::Arc;
+//! use undraft_cuda::CudaBackend;
+//! use undraft_emulator::{EmulatedDriver, Options};
+//!
+//! let driver = EmulatedDriver::new(Options::default()).unwrap();
+//! let backend = CudaBackend::with_driver(Arc::new(driver)).unwrap();
+//! println!("{backend:?}");
+//! ```
+
+mod driver;
+mod engine;
+mod memory;
+mod options;
+mod work;
+
+pub use driver::EmulatedDriver;
+pub use options::{Options, Order, Poison, Schedule};
