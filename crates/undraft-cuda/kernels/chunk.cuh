@@ -2,6 +2,12 @@
 #pragma once
 #include "prelude.cuh"
 
+// Outside of the namespace, where all kernels have it.
+__device__ __forceinline__ unsigned char* shared_memory() {
+    extern __shared__ __align__(16) unsigned char shared[];
+    return shared;
+}
+
 namespace chunk {
 
 // Tokens of a chunk.
@@ -55,11 +61,6 @@ __device__ __forceinline__ float beta_of(const Params& p, i64 token, int hv) {
     float x = load_as_f32(p.beta, p.beta_dtype, token * p.beta_stride + hv);
     if (p.beta_is_logit) x = (float)sigmoid64(x);
     return p.round_io ? round_to(x, p.k_dtype) : x;
-}
-
-__device__ __forceinline__ unsigned char* shared_memory() {
-    extern __shared__ __align__(16) unsigned char shared[];
-    return shared;
 }
 
 // ---- which tokens a chunk has ----------------------------------------------------------------------------------
