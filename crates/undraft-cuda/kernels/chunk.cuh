@@ -79,7 +79,7 @@ __device__ __forceinline__ int checkpoints_of(const Params& p, int seq) {
 
 // One block: where each sequence's chunks and checkpoints begin, and the chunks, which end at checkpoints.
 __device__ __forceinline__ void plan(const Params& p) {
-    __shared__ int sums[2][PLAN_THREADS];
+    int(*sums)[PLAN_THREADS] = (int(*)[PLAN_THREADS])shared_memory();  // [2][PLAN_THREADS]
     int tid = threadIdx.x, share = ceil_div(p.num_seqs, PLAN_THREADS);
     int begin = min(tid * share, p.num_seqs), end = min(begin + share, p.num_seqs);
     int num_chunks = 0, num_checkpoints = 0;

@@ -22,72 +22,124 @@ __device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) 
 __device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00000u); }
 
 constexpr int TILES_THREADS = 256;
+constexpr int TILES_HEADS = 2;                         // value heads of a block, at most
 constexpr int BLOCK = 16, NUM_BLOCKS = CHUNK / BLOCK;  // tokens that are decayed, and inverted, together
 
-// A block: a chunk and key head, then each of its value heads.
+// A block: a chunk, a key head and up to TILES_HEADS of its value heads.
 template <int KP>
 struct Tiles {
-    static constexpr int PITCH = CHUNK + 4;        // of f32 triangles: rows of float4
+    static constexpr int PITCH = CHUNK + 4;  // of f32 triangles: rows of float4
+    static constexpr int PRODUCT_PITCH = CHUNK / 2 + 4;
     static constexpr int DIAGONAL_PITCH = BLOCK + 1;
     const Params& p;
-    int index, h, tid, lane, warp;
+    int index, h, first_head, num_heads, tid, lane, warp;
     int4 tokens;
     // q and k while they are multiplied, then the system's weights and its inverse.
-    u16 *q, *k;                  // Tile<KP>
-    float *weights, *inverse;    // [CHUNK][PITCH]
-    float *product;              // [CHUNK / 2][PITCH / 2]
-    float *decays;               // [CHUNK][DIAGONAL_PITCH]: D(t, s) in blocks
-    float *q_norm, *k_norm, *alpha, *beta;  // [CHUNK]
-    float *from_start, *to_end;  // [CHUNK]: decay from a block's start through t; past t to its end
-    int* spoiled;                // tokens from the first one that is not finite on
+    u16 *q, *k;                // Tile<KP>
+    float *weights, *inverse;  // [CHUNK][PITCH]
+    float* product;            // [CHUNK / 2][PRODUCT_PITCH]
+    float* norms;              // [2][CHUNK]: of q, of k
+    int* spoiled;              // tokens from the first one that is not finite on
+    // Of each value head; those below belong to the one at hand.
+    struct Decays {
+        float alpha[CHUNK], beta[CHUNK];
+        float from_start[CHUNK], to_end[CHUNK];  // from a block's start through t; past t to its end
+        float diagonal[CHUNK][DIAGONAL_PITCH];   // D(t, s) in blocks
+    };
+    Decays* heads;  // [TILES_HEADS]
 
     static constexpr int KEY_BYTES = 2 * Tile<KP>::LEN * 2;
-    static constexpr int TRIANGLE_BYTES = (2 * CHUNK * PITCH + CHUNK / 2 * (PITCH / 2)) * 4;
+    static constexpr int TRIANGLE_BYTES = (2 * CHUNK * PITCH + CHUNK / 2 * PRODUCT_PITCH) * 4;
     static constexpr int FIRST_BYTES = KEY_BYTES > TRIANGLE_BYTES ? KEY_BYTES : TRIANGLE_BYTES;
-    static constexpr int BYTES = FIRST_BYTES + (CHUNK * DIAGONAL_PITCH + 6 * CHUNK + 4) * 4;
 
     __device__ __forceinline__ Tiles(const Params& params) : p(params), tid(thread_index()) {
         lane = tid % 32, warp = tid / 32;
-        index = blockIdx.x / p.num_k_heads, h = blockIdx.x % p.num_k_heads;
+        int of_key_head = p.num_v_heads / p.num_k_heads, groups = ceil_div(of_key_head, TILES_HEADS);
+        index = blockIdx.x / (p.num_k_heads * groups), h = blockIdx.x / groups % p.num_k_heads;
+        first_head = blockIdx.x % groups * TILES_HEADS, num_heads = min(TILES_HEADS, of_key_head - first_head);
         unsigned char* shared = shared_memory();
         q = (u16*)shared, k = q + Tile<KP>::LEN;
         weights = (float*)shared, inverse = weights + CHUNK * PITCH, product = inverse + CHUNK * PITCH;
-        decays = (float*)(shared + FIRST_BYTES);
-        q_norm = decays + CHUNK * DIAGONAL_PITCH, k_norm = q_norm + CHUNK, alpha = k_norm + CHUNK, beta = alpha + CHUNK;
-        from_start = beta + CHUNK, to_end = from_start + CHUNK, spoiled = (int*)(to_end + CHUNK);
+        norms = (float*)(shared + FIRST_BYTES), spoiled = (int*)(norms + 2 * CHUNK), heads = (Decays*)(spoiled + 4);
+    }
+    // Value head i of the block's.
+    __device__ __forceinline__ int value_head(int i) const {
+        int nth = first_head + i;
+        return p.tiled ? nth * p.num_k_heads + h : h * (p.num_v_heads / p.num_k_heads) + nth;
     }
 
-    // Reads q and k, a warp a token; what the norm multiplies a row by. Rounded to bf16, rows are normalised at once.
-    __device__ __forceinline__ void load_keys() {
-        constexpr int PER_LANE = KP / 32;
-        int K = p.head_k_dim;
-        for (int i = warp; i < 2 * CHUNK; i += TILES_THREADS / 32) {
-            bool is_key = i >= CHUNK;
-            int t = i % CHUNK;
-            const void* from = is_key ? p.k : p.q;
-            i64 first = (tokens.y + (i64)t) * (is_key ? p.k_stride : p.q_stride) + (i64)h * K;
-            float x[PER_LANE], sum = 0.0f, factor = 1.0f;
+    // Eight neighbours of a row in memory, padded with zeros.
+    __device__ __forceinline__ uint4 load_piece(const void* from, i64 at, int channel, bool aligned) const {
+        if (aligned) return *(const uint4*)((const u16*)from + at);
+        u32 x[4];
 #pragma unroll
-            for (int j = 0; j < PER_LANE; ++j) {
-                int channel = lane * PER_LANE + j;
-                x[j] = t < tokens.z && channel < K ? load_as_f32(from, BF16, first + channel) : 0.0f;
-                sum = __fmaf_rn(x[j], x[j], sum);
-            }
-            if (p.l2_norm) factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(sum), p.eps)));
-            if (p.round_io) {
-#pragma unroll
-                for (int j = 0; j < PER_LANE; ++j) x[j] = __fmul_rn(x[j], factor);
-                factor = 1.0f;
-            }
-            if (t >= tokens.z) factor = 0.0f;
-            if (lane == 0) (is_key ? k_norm : q_norm)[t] = factor;
-            u16* to = (is_key ? k : q) + Tile<KP>::element(t, lane * PER_LANE);
-#pragma unroll
-            for (int j = 0; j < PER_LANE; j += 2) *(u32*)(to + j) = to_bf16x2(x[j], x[j + 1]);
+        for (int j = 0; j < 4; ++j) {
+            u32 first = channel + 2 * j < p.head_k_dim ? ((const u16*)from)[at + 2 * j] : 0;
+            u32 second = channel + 2 * j + 1 < p.head_k_dim ? ((const u16*)from)[at + 2 * j + 1] : 0;
+            x[j] = second << 16 | first;
         }
+        return make_uint4(x[0], x[1], x[2], x[3]);
+    }
+    // q and k as they are into shared memory, decay factors and beta.
+    __device__ __forceinline__ void load() {
+        constexpr int PIECES_OF_TILE = Tile<KP>::LEN / 8, PER_THREAD = 2 * PIECES_OF_TILE / TILES_THREADS;
+        bool aligned = p.head_k_dim == KP && (((u64)p.q | (u64)p.k) & 15) == 0 && ((p.q_stride | p.k_stride) & 7) == 0;
+        uint4 x[PER_THREAD];
+#pragma unroll
+        for (int j = 0; j < PER_THREAD; ++j) {
+            bool is_key = j >= PER_THREAD / 2;
+            int i = (j % (PER_THREAD / 2)) * TILES_THREADS + tid, t = i / (KP / 8), channel = i % (KP / 8) * 8;
+            i64 at = (tokens.y + (i64)t) * (is_key ? p.k_stride : p.q_stride) + (i64)h * p.head_k_dim + channel;
+            x[j] = t < tokens.z ? load_piece(is_key ? p.k : p.q, at, channel, aligned) : make_uint4(0, 0, 0, 0);
+        }
+        int head = tid / CHUNK % TILES_HEADS, t = tid % CHUNK;
+        if (head < num_heads) {
+            i64 token = tokens.y + (i64)t;
+            if (tid < TILES_HEADS * CHUNK)
+                heads[head].alpha[t] = t < tokens.z ? decay_factor(p, token, value_head(head), 0) : 1.0f;
+            else
+                heads[head].beta[t] = t < tokens.z ? beta_of(p, token, value_head(head)) : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < PER_THREAD; ++j) {
+            int i = (j % (PER_THREAD / 2)) * TILES_THREADS + tid;
+            *(uint4*)((j >= PER_THREAD / 2 ? k : q) + Tile<KP>::piece(i / (KP / 8), i % (KP / 8))) = x[j];
+        }
+        __syncthreads();
+    }
+    // What the norm multiplies a row by, two threads a row. Where rows are rounded to bf16, they are multiplied here.
+    __device__ __forceinline__ void normalise() {
+        constexpr int PER_THREAD = KP / 16;
+        int row = tid / 2 % CHUNK, first = tid % 2 * PER_THREAD;
+        u16* of = tid < 2 * CHUNK ? q : k;
+        float sum = 0.0f, factor = 1.0f;
+        if (p.l2_norm) {
+            for (int j = 0; j < PER_THREAD; ++j) {
+                uint4 x = *(const uint4*)(of + Tile<KP>::piece(row, first + j));
+                u32 words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float lower = mma::lower_bf16(words[i]), upper = mma::upper_bf16(words[i]);
+                    sum = __fmaf_rn(upper, upper, __fmaf_rn(lower, lower, sum));
+                }
+            }
+            sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
+            factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(sum, p.eps)));
+        }
+        if (p.l2_norm && p.round_io) {
+            for (int j = 0; j < PER_THREAD; ++j)
+                for (int i = 0; i < 8; i += 2) {
+                    u32& x = *(u32*)(of + Tile<KP>::piece(row, first + j) + i);
+                    x = to_bf16x2(__fmul_rn(mma::lower_bf16(x), factor), __fmul_rn(mma::upper_bf16(x), factor));
+                }
+            factor = 1.0f;
+        }
+        if (tid % 2 == 0) norms[tid / 2] = row < tokens.z ? factor : 0.0f;
+        __syncthreads();
     }
     __device__ __forceinline__ void store_keys() const {
         constexpr int VECTORS = Tile<KP>::LEN / 8;
+        if (first_head > 0) return;
         i64 first = ((i64)index * p.num_k_heads + h) * VECTORS;
         for (int i = tid; i < VECTORS; i += TILES_THREADS) {
             ((uint4*)p.query_tiles)[first + i] = ((const uint4*)q)[i];
@@ -111,82 +163,84 @@ struct Tiles {
         }
     }
 
-    // Decay factors and beta of a value head, and their products within blocks.
-    __device__ __forceinline__ void load_decays(int hv) {
-        if (tid < CHUNK) {
-            bool inside = tid < tokens.z;
-            alpha[tid] = inside ? decay_factor(p, tokens.y + (i64)tid, hv, 0) : 1.0f;
-        } else if (tid < 2 * CHUNK) {
-            int t = tid - CHUNK;
-            beta[t] = t < tokens.z ? beta_of(p, tokens.y + (i64)t, hv) : 0.0f;
-        } else if (tid == 2 * CHUNK) {
-            *spoiled = 0;
-        }
-        __syncthreads();
-        if (tid < CHUNK) {
-            int in_block = tid % BLOCK, first = tid - in_block;
+    // Products of decay factors within blocks.
+    __device__ __forceinline__ void multiply_decays() const {
+        int head = tid / CHUNK % TILES_HEADS, t = tid % CHUNK, first = t - t % BLOCK;
+        if (head < num_heads) {
+            Decays& d = heads[head];
             float decay = 1.0f;
-            for (int s = in_block; s >= 0; --s) {
-                decays[tid * DIAGONAL_PITCH + s] = decay;
-                decay = __fmul_rn(decay, alpha[first + s]);
+            if (tid < TILES_HEADS * CHUNK) {
+                for (int s = t % BLOCK; s >= 0; --s) {
+                    d.diagonal[t][s] = decay;
+                    decay = __fmul_rn(decay, d.alpha[first + s]);
+                }
+                d.from_start[t] = decay;
+            } else {
+                for (int s = first + BLOCK - 1; s > t; --s) decay = __fmul_rn(decay, d.alpha[s]);
+                d.to_end[t] = decay;
             }
-            from_start[tid] = decay;
-        } else if (tid < 2 * CHUNK) {
-            int t = tid - CHUNK, end = t - t % BLOCK + BLOCK;
-            float decay = 1.0f;
-            for (int s = end - 1; s > t; --s) decay = __fmul_rn(decay, alpha[s]);
-            to_end[t] = decay;
         }
-        __syncthreads();
     }
     // Decay of whole blocks first .. last.
-    __device__ __forceinline__ float blocks(int first, int last) const {
+    __device__ __forceinline__ float blocks(const Decays& d, int first, int last) const {
         float decay = 1.0f;
-        for (int b = first; b < last; ++b) decay = __fmul_rn(decay, from_start[b * BLOCK + BLOCK - 1]);
+        for (int b = first; b < last; ++b) decay = __fmul_rn(decay, d.from_start[b * BLOCK + BLOCK - 1]);
         return decay;
     }
-    // D(t, s), s <= t; `between` is the decay of the blocks between theirs.
-    __device__ __forceinline__ float decay(int t, int s, float between) const {
-        if (t / BLOCK == s / BLOCK) return decays[t * DIAGONAL_PITCH + s % BLOCK];
-        return __fmul_rn(__fmul_rn(from_start[t], between), to_end[s]);
-    }
-
-    __device__ __forceinline__ void store_factors(i64 unit) const {
+    __device__ __forceinline__ void store_factors(const Decays& d, i64 unit) const {
         float* to = p.factors + unit * NUM_FACTORS * CHUNK;
+        const float *q_norm = norms, *k_norm = norms + CHUNK;
         if (tid < CHUNK) {
-            float decay = __fmul_rn(blocks(0, tid / BLOCK), from_start[tid]);
+            float decay = __fmul_rn(blocks(d, 0, tid / BLOCK), d.from_start[tid]);
             to[FROM_START * CHUNK + tid] = __fmul_rn(decay, k_norm[tid]);
             to[FROM_START_Q * CHUNK + tid] = __fmul_rn(__fmul_rn(decay, q_norm[tid]), p.scale);
         } else if (tid < 2 * CHUNK) {
             int s = tid - CHUNK;
-            float decay = __fmul_rn(to_end[s], blocks(s / BLOCK + 1, NUM_BLOCKS));
+            float decay = __fmul_rn(d.to_end[s], blocks(d, s / BLOCK + 1, NUM_BLOCKS));
             to[TO_END * CHUNK + s] = __fmul_rn(decay, k_norm[s]);
         } else if (tid == 2 * CHUNK) {
-            to[TOTAL * CHUNK] = blocks(0, NUM_BLOCKS);
+            to[TOTAL * CHUNK] = blocks(d, 0, NUM_BLOCKS);
         }
     }
 
     // From the products of a warp: the system's weights into shared memory, those of the outputs into the workspace. A row of
     // the system that is not finite is left out, and what it spoils is marked.
-    __device__ __forceinline__ void weigh(const float (&d)[CHUNK / 8][4], i64 unit) const {
+    __device__ __forceinline__ void weigh(const Decays& head, const float (&d)[CHUNK / 8][4], i64 unit) const {
         int block = warp % NUM_BLOCKS;
+        bool is_system = warp < NUM_BLOCKS;
+        const float *q_norm = norms, *k_norm = norms + CHUNK;
         u16* attention = p.attention_tiles + unit * ATTENTION_PARTS * Triangle::LEN;
+        // What multiplies the lane's two rows.
+        float of_row[2], from_start[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            int t = block * BLOCK + lane / 4 + 8 * i;
+            of_row[i] = is_system ? __fmul_rn(head.beta[t], k_norm[t]) : __fmul_rn(p.scale, q_norm[t]);
+            from_start[i] = head.from_start[t];
+        }
 #pragma unroll
         for (int n = 0; n < CHUNK / 8; ++n) {
-            float between = n / 2 < block ? blocks(n / 2 + 1, block) : 1.0f;
+            int s = 8 * n + 2 * (lane % 4);
+            // Of a column: the norm, and in blocks before t's the decay from s to the start of t's.
+            float2 norm = *(const float2*)(k_norm + s), column = make_float2(0.0f, 0.0f);
+            if (n / 2 < block) {
+                float between = blocks(head, n / 2 + 1, block);
+                float2 to_end = *(const float2*)(head.to_end + s);
+                column = make_float2(__fmul_rn(between, to_end.x), __fmul_rn(between, to_end.y));
+            }
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                int t = block * BLOCK + lane / 4 + 8 * i, s = 8 * n + 2 * (lane % 4);
-                float x[2];
+                int t = block * BLOCK + lane / 4 + 8 * i;
+                float x[2] = {0.0f, 0.0f};
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    bool inside = warp < NUM_BLOCKS ? s + e < t : s + e <= t;
-                    float factor = inside ? __fmul_rn(decay(t, s + e, between), k_norm[s + e]) : 0.0f;
-                    factor = __fmul_rn(factor, warp < NUM_BLOCKS ? __fmul_rn(beta[t], k_norm[t]) : __fmul_rn(p.scale, q_norm[t]));
-                    x[e] = inside ? __fmul_rn(d[n][2 * i + e], factor) : 0.0f;
-                    if (warp < NUM_BLOCKS && !is_finite(x[e])) atomicMax(spoiled, CHUNK - t), x[e] = 0.0f;
+                    if (is_system ? s + e >= t : s + e > t) continue;
+                    float decay = n / 2 < block ? __fmul_rn(from_start[i], e ? column.y : column.x) : head.diagonal[t][(s + e) % BLOCK];
+                    float factor = __fmul_rn(__fmul_rn(decay, e ? norm.y : norm.x), of_row[i]);
+                    x[e] = __fmul_rn(d[n][2 * i + e], factor);
+                    if (is_system && !is_finite(x[e])) atomicMax(spoiled, CHUNK - t), x[e] = 0.0f;
                 }
-                if (warp < NUM_BLOCKS) {
+                if (is_system) {
                     *(float2*)(weights + t * PITCH + s) = make_float2(x[0], x[1]);
                 } else {
                     u32 parts[ATTENTION_PARTS];
@@ -224,28 +278,39 @@ struct Tiles {
         constexpr int PER_PAIR = TILES_THREADS / PAIRS;
         int of_pair = tid % PER_PAIR, row = of_pair / (N / WIDTH), column = of_pair % (N / WIDTH) * WIDTH;
         int upper = tid / PER_PAIR * 2 * N, lower = upper + N;
-        float* mine = product + (tid / PER_PAIR * N + row) * (PITCH / 2) + column;
+        float* mine = product + (tid / PER_PAIR * N + row) * PRODUCT_PITCH + column;
         __syncthreads();
-        float sum[WIDTH] = {};
-        for (int i = 0; i < N; ++i)
+        float sum[WIDTH] = {}, right[WIDTH];
+        // Above its diagonal the inverse is not written.
+        for (int i = 0; i < N; ++i) {
+            float left = weights[(lower + row) * PITCH + upper + i];
+            load_row(right, inverse + (upper + i) * PITCH + upper + column);
 #pragma unroll
-            for (int j = 0; j < WIDTH; ++j)
-                sum[j] = __fmaf_rn(weights[(lower + row) * PITCH + upper + i],
-                                   i < column + j ? 0.0f : inverse[(upper + i) * PITCH + upper + column + j], sum[j]);
+            for (int j = 0; j < WIDTH; ++j) sum[j] = __fmaf_rn(left, i < column + j ? 0.0f : right[j], sum[j]);
+        }
 #pragma unroll
         for (int j = 0; j < WIDTH; ++j) mine[j] = sum[j], sum[j] = 0.0f;
         __syncthreads();
-        for (int i = 0; i <= row; ++i)
+        for (int i = 0; i <= row; ++i) {
+            float left = -inverse[(lower + row) * PITCH + lower + i];
+            load_row(right, product + (tid / PER_PAIR * N + i) * PRODUCT_PITCH + column);
 #pragma unroll
-            for (int j = 0; j < WIDTH; ++j)
-                sum[j] = __fmaf_rn(-inverse[(lower + row) * PITCH + lower + i],
-                                   product[(tid / PER_PAIR * N + i) * (PITCH / 2) + column + j], sum[j]);
+            for (int j = 0; j < WIDTH; ++j) sum[j] = __fmaf_rn(left, right[j], sum[j]);
+        }
 #pragma unroll
         for (int j = 0; j < WIDTH; ++j) inverse[(lower + row) * PITCH + upper + column + j] = sum[j];
     }
+    static __device__ __forceinline__ void load_row(float (&to)[2], const float* from) {
+        float2 x = *(const float2*)from;
+        to[0] = x.x, to[1] = x.y;
+    }
+    static __device__ __forceinline__ void load_row(float (&to)[4], const float* from) {
+        float4 x = *(const float4*)from;
+        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+    }
 
     // The inverse times beta, as sums of bf16.
-    __device__ __forceinline__ void store_inverse(i64 unit) const {
+    __device__ __forceinline__ void store_inverse(const float* beta, i64 unit) const {
         u16* to = p.inverse_tiles + unit * INVERSE_PARTS * Triangle::LEN;
         int bad = CHUNK - *spoiled;
         for (int i = tid; i < CHUNK * CHUNK / 8; i += TILES_THREADS) {
@@ -271,23 +336,25 @@ struct Tiles {
     __device__ __forceinline__ void run() {
         if (index >= p.first_chunk[p.num_seqs]) return;
         tokens = p.chunks[index];
-        load_keys();
-        __syncthreads();
+        load();
+        normalise();
         store_keys();
+        multiply_decays();
         float d[CHUNK / 8][4] = {};
         multiply_keys(d);
-        int heads = p.num_v_heads / p.num_k_heads;
-        for (int i = 0; i < heads; ++i) {
-            int hv = p.tiled ? i * p.num_k_heads + h : h * heads + i;
-            i64 unit = (i64)index * p.num_v_heads + hv;
+        for (int i = 0; i < num_heads; ++i) {
+            const Decays& head = heads[i];
+            i64 unit = (i64)index * p.num_v_heads + value_head(i);
+            if (tid == 0) *spoiled = 0;
             __syncthreads();
-            load_decays(hv);
-            store_factors(unit);
-            weigh(d, unit);
+            store_factors(head, unit);
+            weigh(head, d, unit);
             invert();
-            store_inverse(unit);
+            store_inverse(head.beta, unit);
+            __syncthreads();
         }
     }
+    static constexpr int BYTES = FIRST_BYTES + 2 * CHUNK * 4 + 16 + TILES_HEADS * (int)sizeof(Decays);
 };
 
 }  // namespace chunk

@@ -1,6 +1,10 @@
 //! Which kernel runs a call, and with what grid: pure functions of sizes, without a GPU.
 
+pub(crate) mod chunk;
+
 use undraft_core::DType;
+
+use self::chunk::ChunkKernel;
 
 /// A function of the fat binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,23 +20,6 @@ pub(crate) enum Kernel {
     },
     Recurrent(Recurrent),
     Chunk(ChunkKernel),
-}
-
-/// A kernel of the chunked form.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ChunkKernel {
-    /// Which tokens each chunk has.
-    Plan,
-    /// Normalises q and k.
-    Keys,
-    /// Weights and inverse of a chunk and value head.
-    Weights,
-    /// From chunk to chunk, some rows of a state.
-    Scan,
-    /// What `Keys` and `Weights` do, for `MmaScan`.
-    Tiles { padded_k: usize },
-    /// `Scan` on tensor cores.
-    MmaScan { padded_k: usize },
 }
 
 /// A kernel of the recurrence.
@@ -119,10 +106,7 @@ impl Kernel {
                 let row = RECURRENT.iter().position(|&r| r == (padded_k, rows, kind)).unwrap_or(0);
                 4 + (2 + row) * STATES.len() + of_state(state)
             }
-            Kernel::Chunk(kernel) => {
-                let of_kernel = ChunkKernel::ALL.iter().position(|&k| k == kernel).unwrap_or(0);
-                4 + (2 + RECURRENT.len()) * STATES.len() + of_kernel
-            }
+            Kernel::Chunk(kernel) => 4 + (2 + RECURRENT.len()) * STATES.len() + kernel.index(),
         }
     }
 
@@ -142,12 +126,7 @@ impl Kernel {
                 };
                 format!("recurrent_{}_k{padded_k}_r{rows}_{kind}", state.name())
             }
-            Kernel::Chunk(ChunkKernel::Plan) => "chunk_plan".into(),
-            Kernel::Chunk(ChunkKernel::Keys) => "chunk_keys".into(),
-            Kernel::Chunk(ChunkKernel::Weights) => "chunk_weights".into(),
-            Kernel::Chunk(ChunkKernel::Scan) => "chunk_scan".into(),
-            Kernel::Chunk(ChunkKernel::Tiles { padded_k }) => format!("chunk_tiles_k{padded_k}"),
-            Kernel::Chunk(ChunkKernel::MmaScan { padded_k }) => format!("chunk_scan_mma_k{padded_k}"),
+            Kernel::Chunk(kernel) => kernel.name(),
         }
     }
 }
@@ -236,77 +215,6 @@ fn shared_memory(kernel: &Recurrent, per_channel: bool) -> usize {
 /// Neighbours that a thread of `commit_states` takes.
 pub(crate) fn commit_lanes(head_k_dim: usize) -> usize {
     if head_k_dim.is_multiple_of(4) { 4 } else { 1 }
-}
-
-/// Tokens of a chunk.
-pub(crate) const CHUNK: usize = 64;
-/// Rows of a state that a block of a chunked scan takes.
-pub(crate) const CHUNK_COLUMNS: usize = 32;
-/// bf16 that an element of the chunked form's inverse, and of its outputs' weights, is the sum of.
-pub(crate) const INVERSE_PARTS: usize = 3;
-pub(crate) const ATTENTION_PARTS: usize = 2;
-
-impl ChunkKernel {
-    const ALL: [ChunkKernel; 8] = [
-        ChunkKernel::Plan,
-        ChunkKernel::Keys,
-        ChunkKernel::Weights,
-        ChunkKernel::Scan,
-        ChunkKernel::Tiles { padded_k: 64 },
-        ChunkKernel::Tiles { padded_k: 128 },
-        ChunkKernel::MmaScan { padded_k: 64 },
-        ChunkKernel::MmaScan { padded_k: 128 },
-    ];
-
-    /// Threads of a block.
-    pub(crate) fn threads(self) -> u32 {
-        if let ChunkKernel::MmaScan { .. } = self { 128 } else { 256 }
-    }
-
-    /// Bytes that a block lays out; the kernels' offsets are the same sums.
-    pub(crate) fn shared_memory(self, head_k_dim: usize, per_channel: bool) -> usize {
-        let triangle = CHUNK * (CHUNK + 1);
-        match self {
-            ChunkKernel::Plan | ChunkKernel::Keys => 0,
-            ChunkKernel::Weights => {
-                let decay = if per_channel { CHUNK * head_k_dim } else { CHUNK + 2 * CHUNK * 33 };
-                4 * (2 * triangle + CHUNK + decay.max(triangle))
-            }
-            ChunkKernel::Scan => 4 * (2 * CHUNK * CHUNK + 2 * CHUNK * 36 + CHUNK * 32 + 4 * CHUNK + head_k_dim * 33),
-            ChunkKernel::Tiles { padded_k } => {
-                let triangles = 2 * CHUNK * (CHUNK + 4) + CHUNK / 2 * (CHUNK + 4) / 2;
-                4 * triangles.max(CHUNK * padded_k) + 4 * (CHUNK * 17 + 6 * CHUNK + 4)
-            }
-            ChunkKernel::MmaScan { padded_k } => {
-                let (keys, triangle) = (2 * CHUNK * padded_k, 2 * CHUNK * CHUNK);
-                // A fragment of 16 x 16 elements in bf16, for two pairs of warps.
-                let fragment = 2 * 32 * 16;
-                let for_state = keys + INVERSE_PARTS * triangle + 4 * 4 * CHUNK + CHUNK / 8 * fragment;
-                let steps = padded_k / 16 + CHUNK / 16;
-                let for_output = keys + ATTENTION_PARTS * (triangle + steps * fragment) + 4 * CHUNK + 2 * 16 * 4;
-                2 * (for_state + for_output)
-            }
-        }
-    }
-}
-
-/// What the choice of the chunked form's kernels depends on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ChunkCall {
-    pub(crate) q: DType,
-    pub(crate) k: DType,
-    pub(crate) head_k_dim: usize,
-    pub(crate) per_channel: bool,
-    /// Bytes of shared memory that a block may have.
-    pub(crate) max_shared: usize,
-}
-
-/// The padded `K` of the tensor cores' kernels, where they can run the call: then products of k and q are exact in bf16.
-pub(crate) fn chunk_on_tensor_cores(call: &ChunkCall) -> Option<usize> {
-    let padded_k = [64, 128].into_iter().find(|&k| k >= call.head_k_dim)?;
-    let bf16 = (call.q, call.k) == (DType::Bf16, DType::Bf16);
-    let shared = ChunkKernel::MmaScan { padded_k }.shared_memory(call.head_k_dim, false);
-    (bf16 && !call.per_channel && shared <= call.max_shared).then_some(padded_k)
 }
 
 #[cfg(test)]

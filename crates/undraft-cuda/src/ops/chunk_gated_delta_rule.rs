@@ -8,10 +8,11 @@ use crate::device::{Input, Output};
 use crate::driver::DeviceBuffer;
 use crate::error::{CudaError, Result};
 use crate::raw::{CUstream, DecayForm, DevicePtr, Elements, Grid, Launcher, Switch};
-use crate::select::{self, ATTENTION_PARTS, ChunkCall, ChunkKernel, INVERSE_PARTS, Kernel};
+use crate::select::Kernel;
+use crate::select::chunk::{self, ATTENTION_PARTS, ChunkCall, ChunkKernel, INVERSE_PARTS};
 
 const OP: &str = "chunk_gated_delta_rule";
-const CHUNK: u64 = select::CHUNK as u64;
+const CHUNK: u64 = chunk::CHUNK as u64;
 /// Rows of a chunk's factors, as in the kernels.
 const NUM_FACTORS: u64 = 4;
 /// What each part of the workspace begins at a multiple of, and the workspace itself.
@@ -178,7 +179,7 @@ impl ChunkParams {
 impl Launcher {
     /// `K` of the tensor cores' kernels, if they run the call.
     fn chunk_on_tensor_cores(&self, params: &ChunkParams) -> Option<usize> {
-        select::chunk_on_tensor_cores(&ChunkCall {
+        chunk::on_tensor_cores(&ChunkCall {
             q: params.q_dtype.into(),
             k: params.k_dtype.into(),
             head_k_dim: params.head_k_dim.max(0) as usize,
@@ -213,7 +214,7 @@ impl Launcher {
         if seqs == 0 {
             return Ok(());
         }
-        let scan_blocks = seqs * v_heads * v_dim.div_ceil(select::CHUNK_COLUMNS as u64);
+        let scan_blocks = seqs * v_heads * v_dim.div_ceil(chunk::COLUMNS as u64);
         let launch = |kernel: ChunkKernel, blocks| {
             let shared = kernel.shared_memory(k_dim as usize, params.per_channel == Switch::On);
             let grid = Grid { blocks: (blocks, 1), threads: kernel.threads(), shared };
@@ -222,7 +223,8 @@ impl Launcher {
         };
         launch(ChunkKernel::Plan, 1)?;
         if let Some(padded_k) = padded_k {
-            launch(ChunkKernel::Tiles { padded_k }, chunks * k_heads)?;
+            let groups = (v_heads / k_heads.max(1)).div_ceil(chunk::TILES_HEADS as u64);
+            launch(ChunkKernel::Tiles { padded_k }, chunks * k_heads * groups)?;
             launch(ChunkKernel::MmaScan { padded_k }, scan_blocks)
         } else {
             launch(ChunkKernel::Keys, chunks * k_heads)?;
@@ -290,4 +292,37 @@ pub(crate) fn run(backend: &CudaBackend, args: ChunkGatedDeltaRuleArgs<'_>) -> R
     }
     state.download(stream)?;
     out_rows.download(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Chunks of a sequence, cut at checkpoints one by one.
+    fn count(tokens: usize, every: usize) -> u64 {
+        let (mut done, mut chunks) = (0, 0);
+        while done < tokens {
+            let until_checkpoint = if every == 0 { usize::MAX } else { every - done % every };
+            done += until_checkpoint.min(64).min(tokens - done);
+            chunks += 1;
+        }
+        chunks
+    }
+
+    #[test]
+    fn the_bound_on_chunks_holds_and_is_near() {
+        let dims = GdnDims::new(1, 1, 8, 8).unwrap();
+        for every in [0, 1, 40, 63, 64, 65, 128, 200] {
+            for lens in [&[][..], &[0], &[1], &[64], &[65, 0, 2], &[200; 9], &[63; 30], &[8192]] {
+                let mut params = ChunkParams::new(&dims, lens.len(), lens.iter().sum());
+                params.every = every as i32;
+                let (got, bound) = (lens.iter().map(|&n| count(n, every)).sum::<u64>(), params.max_chunks());
+                assert!(got <= bound, "{lens:?}, every {every}: {got} chunks, bound {bound}");
+                assert!(
+                    bound <= 2 * got + lens.len() as u64 + 1,
+                    "{lens:?}, every {every}: {got} chunks, bound {bound}"
+                );
+            }
+        }
+    }
 }
