@@ -23,7 +23,9 @@ struct Params {
     int every, num_tokens, num_seqs, num_k_heads, num_v_heads, head_k_dim, head_v_dim;
     int q_dtype, k_dtype, v_dtype, decay_dtype, beta_dtype, out_dtype, state_dtype;
     int decay_form, per_channel, beta_is_logit, tiled, l2_norm, round_io;
+    int keys_in_place;  // q and k are read where they are, 16-byte pieces of K = KP elements, and not copied to tiles
     float eps, scale;
+    int unused;
     // Parts of the workspace. max_chunks: a bound on the chunks of all sequences. Those of the other path are not there.
     int4* chunks;           // [max_chunks] sequence, first token, tokens
     int* first_chunk;       // [num_seqs + 1]
@@ -77,7 +79,18 @@ __device__ __forceinline__ int checkpoints_of(const Params& p, int seq) {
     return p.every == 0 ? 0 : (p.cu_seqlens[seq + 1] - p.cu_seqlens[seq]) / p.every;
 }
 
-// One block: where each sequence's chunks and checkpoints begin, and the chunks, which end at checkpoints.
+// Chunk `nth` of a sequence of `len` tokens: its first token and how many it has. Chunks end at checkpoints.
+__device__ __forceinline__ int2 tokens_of(const Params& p, int len, int nth) {
+    int first = nth * CHUNK, stop = len;
+    if (p.every) {
+        int per_part = ceil_div(p.every, CHUNK), part = nth / per_part;
+        first = part * p.every + nth % per_part * CHUNK;
+        stop = (int)min((i64)len, (part + (i64)1) * p.every);
+    }
+    return make_int2(first, min(CHUNK, stop - first));
+}
+
+// One block: where each sequence's chunks and checkpoints begin, and the chunks.
 __device__ __forceinline__ void plan(const Params& p) {
     int(*sums)[PLAN_THREADS] = (int(*)[PLAN_THREADS])shared_memory();  // [2][PLAN_THREADS]
     int tid = threadIdx.x, share = ceil_div(p.num_seqs, PLAN_THREADS);
@@ -101,14 +114,9 @@ __device__ __forceinline__ void plan(const Params& p) {
             int middle = (low + high) / 2;
             (p.first_chunk[middle] <= i ? low : high) = middle;
         }
-        int nth = i - p.first_chunk[low], len = p.cu_seqlens[low + 1] - p.cu_seqlens[low];
-        int first = nth * CHUNK, stop = len;
-        if (p.every) {
-            int per_part = ceil_div(p.every, CHUNK), part = nth / per_part;
-            first = part * p.every + nth % per_part * CHUNK;
-            stop = (int)min((i64)len, (part + (i64)1) * p.every);
-        }
-        p.chunks[i] = make_int4(low, p.cu_seqlens[low] + first, min(CHUNK, stop - first), 0);
+        int begin = p.cu_seqlens[low];
+        int2 tokens = tokens_of(p, p.cu_seqlens[low + 1] - begin, i - p.first_chunk[low]);
+        p.chunks[i] = make_int4(low, begin + tokens.x, tokens.y, 0);
     }
 }
 

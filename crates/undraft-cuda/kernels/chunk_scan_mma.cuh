@@ -59,17 +59,30 @@ struct MmaScan {
     __device__ __forceinline__ void copy(void* to, const void* from) const {
         for (int i = thread_index(); i < BYTES / 16; i += MMA_THREADS) copy_async((float4*)to + i, (const float4*)from + i);
     }
+    // A chunk's keys or queries. Behind the last token lies that token again: nothing is added there.
+    __device__ __forceinline__ void copy_keys(u16* to, const u16* tiles, const void* rows, i64 stride, int i) const {
+        if (!p.keys_in_place) {
+            copy<Keys::LEN * 2>(to, tiles + ((first_chunk + (i64)i) * p.num_k_heads + h) * Keys::LEN);
+            return;
+        }
+        int2 tokens = tokens_of(p, end - begin, i);
+        const u16* from = (const u16*)rows + (begin + tokens.x) * stride + (i64)h * KP;
+        for (int piece = thread_index(); piece < Keys::LEN / 8; piece += MMA_THREADS) {
+            int t = piece / (KP / 8), column = piece % (KP / 8);
+            copy_async((float4*)(to + Keys::piece(t, column)), (const float4*)(from + min(t, tokens.y - 1) * stride + column * 8));
+        }
+    }
     __device__ __forceinline__ void copy_for_state(int i) const {
         State& to = shared.state[i & 1];
-        i64 index = first_chunk + (i64)i, unit = index * p.num_v_heads + hv;
-        copy<Keys::LEN * 2>(to.keys, p.key_tiles + (index * p.num_k_heads + h) * Keys::LEN);
+        i64 unit = (first_chunk + (i64)i) * p.num_v_heads + hv;
+        copy_keys(to.keys, p.key_tiles, p.k, p.k_stride, i);
         copy<INVERSE_PARTS * Triangle::LEN * 2>(to.inverse, p.inverse_tiles + unit * INVERSE_PARTS * Triangle::LEN);
         copy<NUM_FACTORS * CHUNK * 4>(to.from_start, p.factors + unit * NUM_FACTORS * CHUNK);
     }
     __device__ __forceinline__ void copy_for_output(int i) const {
         Output& to = shared.output[i & 1];
-        i64 index = first_chunk + (i64)i, unit = index * p.num_v_heads + hv;
-        copy<Keys::LEN * 2>(to.queries, p.query_tiles + (index * p.num_k_heads + h) * Keys::LEN);
+        i64 unit = (first_chunk + (i64)i) * p.num_v_heads + hv;
+        copy_keys(to.queries, p.query_tiles, p.q, p.q_stride, i);
         copy<ATTENTION_PARTS * Triangle::LEN * 2>(to.attention, p.attention_tiles + unit * ATTENTION_PARTS * Triangle::LEN);
         copy<CHUNK * 4>(to.from_start, p.factors + (unit * NUM_FACTORS + FROM_START_Q) * CHUNK);
     }
@@ -252,14 +265,14 @@ struct MmaScan {
 
     __device__ __forceinline__ void load_values(Raw& raw, int i) const {
         if (i >= num_chunks) return;
-        int4 tokens = p.chunks[first_chunk + i];
+        int2 tokens = tokens_of(p, end - begin, i);
         bool pairs = in_pairs(p.v, p.v_dtype, p.v_stride);
 #pragma unroll
         for (int n = 0; n < 2 * TOKEN_TILES; ++n) {
             int t = n / 2 * 8 + 2 * (lane % 4) + n % 2;
-            i64 at = (tokens.y + (i64)t) * p.v_stride + (i64)hv * p.head_v_dim + row;
+            i64 at = (begin + tokens.x + (i64)t) * p.v_stride + (i64)hv * p.head_v_dim + row;
             raw[n][0] = raw[n][1] = 0;
-            if (t >= tokens.z) continue;
+            if (t >= tokens.y) continue;
             if (pairs) {
                 raw[n][0] = *(const u32*)((const u16*)p.v + at);
             } else {
@@ -326,16 +339,16 @@ struct MmaScan {
                 }
             }
         }
-        int4 tokens = p.chunks[first_chunk + i];
+        int2 tokens = tokens_of(p, end - begin, i);
         int first_bad[2] = {in.first_bad[pair][lane / 4], in.first_bad[pair][lane / 4 + 8]};
         bool pairs = in_pairs(p.out, p.out_dtype, p.out_stride);
 #pragma unroll
         for (int n = 0; n < 2 * TOKEN_TILES; ++n) {
             int t = n / 2 * 8 + 2 * (lane % 4) + n % 2;
-            i64 at = (tokens.y + (i64)t) * p.out_stride + (i64)hv * p.head_v_dim + row;
+            i64 at = (begin + tokens.x + (i64)t) * p.out_stride + (i64)hv * p.head_v_dim + row;
             float x = t < first_bad[0] ? o[n / 2][n % 2] : not_a_number();
             float y = t < first_bad[1] ? o[n / 2][2 + n % 2] : not_a_number();
-            if (t >= tokens.z) continue;
+            if (t >= tokens.y) continue;
             if (pairs) {
                 *(u32*)((u16*)p.out + at) = p.out_dtype == BF16 ? to_bf16x2(x, y) : to_f16x2(x, y);
             } else {
@@ -377,9 +390,9 @@ struct MmaScan {
             for (int i = 0; i <= num_chunks; ++i) {
                 next(i);
                 if (i == num_chunks) break;
-                int4 tokens = p.chunks[first_chunk + i];
-                advance(s, i, tokens.z);
-                int done = tokens.y + tokens.z - begin;
+                int2 tokens = tokens_of(p, end - begin, i);
+                advance(s, i, tokens.y);
+                int done = tokens.x + tokens.y;
                 if (p.every && done % p.every == 0)
                     store(s, p.checkpoints, (p.first_checkpoint[seq] + (i64)(done / p.every - 1)) * head_len + head);
             }

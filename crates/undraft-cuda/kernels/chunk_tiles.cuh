@@ -69,8 +69,8 @@ struct Tiles {
     }
 
     // Eight neighbours of a row in memory, padded with zeros.
-    __device__ __forceinline__ uint4 load_piece(const void* from, i64 at, int channel, bool aligned) const {
-        if (aligned) return *(const uint4*)((const u16*)from + at);
+    __device__ __forceinline__ uint4 load_piece(const void* from, i64 at, int channel) const {
+        if (p.keys_in_place) return *(const uint4*)((const u16*)from + at);
         u32 x[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -83,14 +83,13 @@ struct Tiles {
     // q and k as they are into shared memory, decay factors and beta.
     __device__ __forceinline__ void load() {
         constexpr int PIECES_OF_TILE = Tile<KP>::LEN / 8, PER_THREAD = 2 * PIECES_OF_TILE / TILES_THREADS;
-        bool aligned = p.head_k_dim == KP && (((u64)p.q | (u64)p.k) & 15) == 0 && ((p.q_stride | p.k_stride) & 7) == 0;
         uint4 x[PER_THREAD];
 #pragma unroll
         for (int j = 0; j < PER_THREAD; ++j) {
             bool is_key = j >= PER_THREAD / 2;
             int i = (j % (PER_THREAD / 2)) * TILES_THREADS + tid, t = i / (KP / 8), channel = i % (KP / 8) * 8;
             i64 at = (tokens.y + (i64)t) * (is_key ? p.k_stride : p.q_stride) + (i64)h * p.head_k_dim + channel;
-            x[j] = t < tokens.z ? load_piece(is_key ? p.k : p.q, at, channel, aligned) : make_uint4(0, 0, 0, 0);
+            x[j] = t < tokens.z ? load_piece(is_key ? p.k : p.q, at, channel) : make_uint4(0, 0, 0, 0);
         }
         int head = tid / CHUNK % TILES_HEADS, t = tid % CHUNK;
         if (head < num_heads) {
@@ -139,7 +138,7 @@ struct Tiles {
     }
     __device__ __forceinline__ void store_keys() const {
         constexpr int VECTORS = Tile<KP>::LEN / 8;
-        if (first_head > 0) return;
+        if (first_head > 0 || p.keys_in_place) return;
         i64 first = ((i64)index * p.num_k_heads + h) * VECTORS;
         for (int i = tid; i < VECTORS; i += TILES_THREADS) {
             ((uint4*)p.query_tiles)[first + i] = ((const uint4*)q)[i];

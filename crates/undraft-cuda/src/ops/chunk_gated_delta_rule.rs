@@ -75,8 +75,12 @@ pub struct ChunkParams {
     pub l2_norm: Switch,
     /// Whether beta and the normalised q and k are rounded to the element type of k.
     pub round_io: Switch,
+    /// Filled in by the launch.
+    pub keys_in_place: Switch,
     pub eps: f32,
     pub scale: f32,
+    /// Not read.
+    pub unused: i32,
     /// Filled in by the launch.
     pub parts: ChunkWorkspace,
 }
@@ -125,6 +129,13 @@ impl ChunkParams {
             scale: undraft_core::ops::DeltaRuleInputs::default_scale(dims),
             ..Self::default()
         }
+    }
+
+    /// Whether the tensor cores' kernels may copy q and k in pieces of 16 bytes, and as they are.
+    fn keys_in_place(&self, padded_k: usize) -> bool {
+        let rounds = self.round_io == Switch::On && self.l2_norm == Switch::On;
+        let aligned = (self.q | self.k).is_multiple_of(16) && (self.q_stride | self.k_stride) % 8 == 0;
+        aligned && !rounds && self.head_k_dim as usize == padded_k
     }
 
     /// Chunks of all sequences, at most: each ends a chunk early, and so does each checkpoint.
@@ -207,7 +218,8 @@ impl Launcher {
         if chunks > most {
             return Err(CudaError::Launch { op: OP, what: "chunks", got: chunks, most });
         }
-        let params = ChunkParams { parts, ..params.clone() };
+        let keys_in_place = padded_k.is_some_and(|k| params.keys_in_place(k)).into();
+        let params = ChunkParams { parts, keys_in_place, ..params.clone() };
         let [seqs, k_heads, v_heads, k_dim, v_dim] =
             [params.num_seqs, params.num_k_heads, params.num_v_heads, params.head_k_dim, params.head_v_dim]
                 .map(|n| n.max(0) as u64);
