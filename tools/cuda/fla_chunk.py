@@ -1,15 +1,17 @@
 """Microseconds of flash-linear-attention's `chunk_gated_delta_rule`, the shape of the bench's `chunk T=8192` row.
 
-    python3 tools/cuda/fla_chunk.py [--tokens 8192] [--wheels DIR]
+    python3 tools/cuda/fla_chunk.py [--tokens 8192] [--processes 12]
 
 One sequence, H = 16, HV = 32, K = V = 128, bf16 q, k, v, gate and beta, f32 state; gate, beta's sigmoid and the L2 norm in the
 kernels. The call is captured in a CUDA graph, as the bench's are; a figure is the median over replays. Needs torch, triton,
-einops and fla-core (from the wheels in DIR, or installed).
+einops, fla-core and flash-linear-attention. The configurations that its autotuners choose from are compiled by so many processes
+first, which fills triton's cache.
 """
 
 import argparse
-import pathlib
+import gc
 import statistics
+import subprocess
 import sys
 
 REPLAYS = 15
@@ -18,8 +20,25 @@ REPLAYS = 15
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--wheels", type=pathlib.Path)
+    parser.add_argument("--processes", type=int, default=12)
+    parser.add_argument("--share", type=int, help="compile this share of the configurations and end")
     return parser.parse_args()
+
+
+def keep_share(share, processes):
+    """Leaves every autotuner its part of the configurations, or its first."""
+    from triton.runtime.autotuner import Autotuner
+
+    for tuner in gc.get_objects():
+        if isinstance(tuner, Autotuner):
+            tuner.configs = tuner.configs[share::processes] or tuner.configs[:1]
+
+
+def compile_in_parallel(args):
+    command = [sys.executable, __file__, "--tokens", str(args.tokens), "--processes", str(args.processes), "--share"]
+    workers = [subprocess.Popen([*command, str(share)], stdout=subprocess.DEVNULL) for share in range(args.processes)]
+    for worker in workers:
+        worker.wait()
 
 
 def inputs(torch, tokens, h=16, hv=32, d=128):
@@ -62,8 +81,8 @@ def microseconds(torch, run):
 
 def main():
     args = arguments()
-    if args.wheels:
-        sys.path[:0] = map(str, sorted(args.wheels.glob("*.whl")))
+    if args.share is None:
+        compile_in_parallel(args)
     import torch
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
@@ -75,6 +94,10 @@ def main():
         "use_gate_in_kernel": True,
     }
     with torch.no_grad():
+        if args.share is not None:
+            keep_share(args.share, args.processes)
+            chunk_gated_delta_rule(**tensors, **options)
+            return
         in_graph, alone = microseconds(torch, lambda: chunk_gated_delta_rule(**tensors, **options))
     print(f"FLA chunk T={args.tokens}: {in_graph:.1f} us in a graph, {alone:.1f} us a call")
 
