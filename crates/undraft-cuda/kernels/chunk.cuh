@@ -23,9 +23,7 @@ struct Params {
     int every, num_tokens, num_seqs, num_k_heads, num_v_heads, head_k_dim, head_v_dim;
     int q_dtype, k_dtype, v_dtype, decay_dtype, beta_dtype, out_dtype, state_dtype;
     int decay_form, per_channel, beta_is_logit, tiled, l2_norm, round_io;
-    int keys_in_place;  // q and k are read where they are, 16-byte pieces of K = KP elements, and not copied to tiles
     float eps, scale;
-    int unused;
     // Parts of the workspace. max_chunks: a bound on the chunks of all sequences. Those of the other path are not there.
     int4* chunks;           // [max_chunks] sequence, first token, tokens
     int* first_chunk;       // [num_seqs + 1]
@@ -37,6 +35,7 @@ struct Params {
     float* factors;              // [max_chunks, HV, NUM_FACTORS, CHUNK]
     // bf16, as they lie in shared memory (see Tile): [max_chunks, H, CHUNK, KP]; [max_chunks, HV, 3 or 2, CHUNK, CHUNK].
     u16 *query_tiles, *key_tiles, *inverse_tiles, *attention_tiles;
+    int keys_in_place;  // q and k are read where they are, in pieces of 16 bytes, K = KP; there are no tiles of them
 };
 
 // Rows of `factors`: D(t), D(C, s), beta (with tiles: D(t) of the queries), and D(C) in the first element of the last.

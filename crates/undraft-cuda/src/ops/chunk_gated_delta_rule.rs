@@ -75,12 +75,8 @@ pub struct ChunkParams {
     pub l2_norm: Switch,
     /// Whether beta and the normalised q and k are rounded to the element type of k.
     pub round_io: Switch,
-    /// Filled in by the launch.
-    pub keys_in_place: Switch,
     pub eps: f32,
     pub scale: f32,
-    /// Not read.
-    pub unused: i32,
     /// Filled in by the launch.
     pub parts: ChunkWorkspace,
 }
@@ -106,6 +102,8 @@ pub struct ChunkWorkspace {
     pub key_tiles: DevicePtr,
     pub inverse_tiles: DevicePtr,
     pub attention_tiles: DevicePtr,
+    /// Whether q and k are read where they are, not from tiles.
+    pub keys_in_place: Switch,
 }
 
 impl ChunkParams {
@@ -213,13 +211,13 @@ impl Launcher {
     /// The contract of [`crate::raw`].
     pub unsafe fn chunk_gated_delta_rule(&self, stream: CUstream, params: &ChunkParams) -> Result<()> {
         let padded_k = self.chunk_on_tensor_cores(params);
-        let (parts, _) = params.parts(params.workspace, padded_k);
+        let (mut parts, _) = params.parts(params.workspace, padded_k);
+        parts.keys_in_place = padded_k.is_some_and(|k| params.keys_in_place(k)).into();
         let (chunks, most) = (params.max_chunks(), i32::MAX as u64);
         if chunks > most {
             return Err(CudaError::Launch { op: OP, what: "chunks", got: chunks, most });
         }
-        let keys_in_place = padded_k.is_some_and(|k| params.keys_in_place(k)).into();
-        let params = ChunkParams { parts, keys_in_place, ..params.clone() };
+        let params = ChunkParams { parts, ..params.clone() };
         let [seqs, k_heads, v_heads, k_dim, v_dim] =
             [params.num_seqs, params.num_k_heads, params.num_v_heads, params.head_k_dim, params.head_v_dim]
                 .map(|n| n.max(0) as u64);
