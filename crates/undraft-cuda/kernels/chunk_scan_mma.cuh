@@ -1,6 +1,6 @@
-// From chunk to chunk on tensor cores. A block takes ROWS rows of a state: a pair of warps each 16 of them. The first warp of a
-// pair, "state", holds its rows in registers and finds the deltas; the second, "output", multiplies queries one chunk later,
-// with what the first has left in shared memory. No sum crosses warps.
+// From chunk to chunk on tensor cores. A block takes MMA_ROWS rows of a state, 16 to four warps, which share out tokens and
+// channels: first each its 16 tokens of S0 k_t and S0 q_t, then of the deltas, then of the outputs, and its share of the channels
+// of S, which it keeps in registers. What all four multiply by lies in shared memory as they need it, split into bf16.
 //
 // S is [V x K], deltas [V x tokens]: the D of one product is the A of the next. f32 numbers are sums of three bf16 where they
 // reach the state, of two where they reach outputs alone; k and q are bf16 as they are.
@@ -12,343 +12,149 @@
 
 namespace chunk {
 
-constexpr int MMA_THREADS = 128;
-constexpr int MMA_ROWS = 32, PAIRS = MMA_ROWS / 16;
+constexpr int MMA_THREADS = 256;
+constexpr int MMA_ROWS = 32, GROUPS = MMA_ROWS / 16;  // of four warps
+constexpr int STATE_PARTS = 3, OUTPUT_PARTS = 2;      // bf16 of a number
+constexpr int TOKEN_STEPS = CHUNK / 16;               // as many as a group has warps
 
 template <int KP>
 struct MmaScan {
-    static constexpr int STEPS = KP / 16;             // of 16 channels
-    static constexpr int TOKEN_TILES = CHUNK / 8;     // D tiles of 8 tokens
-    static constexpr int TOKEN_STEPS = CHUNK / 16;
-    static constexpr int STATE_PARTS = 3, OUTPUT_PARTS = 2;
+    static constexpr int STEPS = KP / 16;               // of 16 channels
+    static constexpr int TILES = KP / 8 / TOKEN_STEPS;  // of 8 channels, of a warp
     typedef Tile<KP> Keys;
 
-    // Shared memory, two of each: chunks take turns.
-    struct State {  // for the state warps
-        u16 keys[Keys::LEN], inverse[INVERSE_PARTS][Triangle::LEN];
-        float from_start[CHUNK], to_end[CHUNK], unused[CHUNK], total[CHUNK];
-        float4 values[PAIRS][TOKEN_TILES][32];
+    // What is copied for a chunk.
+    struct Copied {
+        u16 keys[Keys::LEN], queries[Keys::LEN];
+        u16 inverse[INVERSE_PARTS][Triangle::LEN], attention[ATTENTION_PARTS][Triangle::LEN];
+        float factors[NUM_FACTORS][CHUNK];
     };
-    struct Output {  // for the output warps
-        u16 queries[Keys::LEN], attention[ATTENTION_PARTS][Triangle::LEN];
-        float from_start[CHUNK];
-        uint4 state[PAIRS][OUTPUT_PARTS][STEPS][32], deltas[PAIRS][OUTPUT_PARTS][TOKEN_STEPS][32];
-        int first_bad[PAIRS][16];
-    };
+    // A fragments, a lane's registers together.
+    typedef uint4 Fragment[32];
     struct Shared {
-        State state[2];
-        Output output[2];
+        Copied copied[2];  // chunks take turns
+        Fragment state[GROUPS][STATE_PARTS][STEPS];
+        Fragment values[GROUPS][STATE_PARTS][TOKEN_STEPS];  // v_t - D(t) S0 k_t
+        Fragment deltas[GROUPS][OUTPUT_PARTS][TOKEN_STEPS], deltas_to_end[GROUPS][STATE_PARTS][TOKEN_STEPS];
+        int spoiled[2][MMA_ROWS];  // tokens of a chunk from the first one on that is not finite in this row
     };
 
     const Params& p;
     Shared& shared;
-    int seq, hv, h, pair, lane, row;  // row: the lane's first row of V; the other is the next
-    bool is_output;
+    int seq, hv, h, group, lane;
+    int share;  // of the channels
+    int step;   // of the tokens; long ones of one group beside short ones of the other
+    int row;    // the lane's first row of V; the other is the next
     int begin, end, first_chunk, num_chunks;
+    float s[TILES][4];
 
     __device__ __forceinline__ MmaScan(const Params& params) : p(params), shared(*(Shared*)shared_memory()) {
         int tid = thread_index(), slices = ceil_div(p.head_v_dim, MMA_ROWS), unit = blockIdx.x / slices;
         seq = unit / p.num_v_heads, hv = unit % p.num_v_heads, h = k_head(p, hv);
-        lane = tid % 32, pair = tid / 32 % PAIRS, is_output = tid / 32 >= PAIRS;
-        row = blockIdx.x % slices * MMA_ROWS + pair * 16 + lane / 4 * 2;
+        lane = tid % 32, group = tid / (32 * TOKEN_STEPS), share = tid / 32 % TOKEN_STEPS;
+        step = group % 2 ? TOKEN_STEPS - 1 - share : share;
+        row = blockIdx.x % slices * MMA_ROWS + group * 16 + lane / 4 * 2;
     }
 
-    // ---- copies into shared memory, by all threads ---------------------------------------------------------------
+    // ---- memory --------------------------------------------------------------------------------------------------
 
-    template <int BYTES>
-    __device__ __forceinline__ void copy(void* to, const void* from) const {
-        for (int i = thread_index(); i < BYTES / 16; i += MMA_THREADS) copy_async((float4*)to + i, (const float4*)from + i);
-    }
-    // A chunk's keys or queries. Behind the last token lies that token again: nothing is added there.
+    // Behind the last token lies that token again: nothing is added there.
     __device__ __forceinline__ void copy_keys(u16* to, const u16* tiles, const void* rows, i64 stride, int i) const {
-        if (!p.keys_in_place) {
-            copy<Keys::LEN * 2>(to, tiles + ((first_chunk + (i64)i) * p.num_k_heads + h) * Keys::LEN);
-            return;
-        }
-        int2 tokens = tokens_of(p, end - begin, i);
-        const u16* from = (const u16*)rows + (begin + tokens.x) * stride + (i64)h * KP;
-        for (int piece = thread_index(); piece < Keys::LEN / 8; piece += MMA_THREADS) {
-            int t = piece / (KP / 8), column = piece % (KP / 8);
-            copy_async((float4*)(to + Keys::piece(t, column)), (const float4*)(from + min(t, tokens.y - 1) * stride + column * 8));
+        constexpr int PER_ROW = KP / 8;
+        if (p.keys_in_place) {
+            int2 tokens = tokens_of(p, end - begin, i);
+            const u16* from = (const u16*)rows + (begin + tokens.x) * stride + (i64)h * KP;
+            for (int piece = thread_index(); piece < Keys::LEN / 8; piece += MMA_THREADS) {
+                int t = piece / PER_ROW, column = piece % PER_ROW;
+                copy_async((float4*)(to + Keys::piece(t, column)), (const float4*)(from + min(t, tokens.y - 1) * stride + column * 8));
+            }
+        } else {
+            const float4* from = (const float4*)(tiles + ((first_chunk + (i64)i) * p.num_k_heads + h) * Keys::LEN);
+            for (int piece = thread_index(); piece < Keys::LEN / 8; piece += MMA_THREADS) copy_async((float4*)to + piece, from + piece);
         }
     }
-    __device__ __forceinline__ void copy_for_state(int i) const {
-        State& to = shared.state[i & 1];
+    // Blocks above the diagonal are not looked at.
+    template <int PARTS>
+    __device__ __forceinline__ void copy_triangles(u16 (&to)[PARTS][Triangle::LEN], const u16* from) const {
+        for (int piece = thread_index(); piece < Triangle::LEN / 8; piece += MMA_THREADS) {
+            int t = piece / (CHUNK / 8), column = piece % (CHUNK / 8) ^ t & 7;
+            if (column / 2 > t / 16) continue;
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+                copy_async((float4*)to[part] + piece, (const float4*)(from + part * Triangle::LEN) + piece);
+        }
+    }
+    __device__ __forceinline__ void copy_chunk(int i) {
+        Copied& to = shared.copied[i & 1];
         i64 unit = (first_chunk + (i64)i) * p.num_v_heads + hv;
         copy_keys(to.keys, p.key_tiles, p.k, p.k_stride, i);
-        copy<INVERSE_PARTS * Triangle::LEN * 2>(to.inverse, p.inverse_tiles + unit * INVERSE_PARTS * Triangle::LEN);
-        copy<NUM_FACTORS * CHUNK * 4>(to.from_start, p.factors + unit * NUM_FACTORS * CHUNK);
-    }
-    __device__ __forceinline__ void copy_for_output(int i) const {
-        Output& to = shared.output[i & 1];
-        i64 unit = (first_chunk + (i64)i) * p.num_v_heads + hv;
         copy_keys(to.queries, p.query_tiles, p.q, p.q_stride, i);
-        copy<ATTENTION_PARTS * Triangle::LEN * 2>(to.attention, p.attention_tiles + unit * ATTENTION_PARTS * Triangle::LEN);
-        copy<CHUNK * 4>(to.from_start, p.factors + (unit * NUM_FACTORS + FROM_START_Q) * CHUNK);
+        copy_triangles(to.inverse, p.inverse_tiles + unit * INVERSE_PARTS * Triangle::LEN);
+        copy_triangles(to.attention, p.attention_tiles + unit * ATTENTION_PARTS * Triangle::LEN);
+        constexpr int PIECES_OF_FACTORS = NUM_FACTORS * CHUNK / 4;
+        if (thread_index() < PIECES_OF_FACTORS)
+            copy_async((float4*)to.factors + thread_index(), (const float4*)p.factors + unit * PIECES_OF_FACTORS + thread_index());
     }
 
-    // ---- the state warp ------------------------------------------------------------------------------------------
-
-    // S in tiles of 8 channels.
-    typedef float Rows[KP / 8][4];
-
-    __device__ __forceinline__ void load(Rows& s, const void* from, i64 head) const {
+    // The warp's channels of its rows of a state, from or to memory that begins at the head's first element.
+    __device__ __forceinline__ int channel(int tile, int i) const { return 8 * (TILES * share + tile) + 2 * (lane % 4) + i % 2; }
+    __device__ __forceinline__ void load(const void* from, i64 head) {
 #pragma unroll
-        for (int j = 0; j < KP / 8; ++j)
+        for (int j = 0; j < TILES; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int r = row + i / 2, channel = 8 * j + 2 * (lane % 4) + i % 2;
-                bool inside = r < p.head_v_dim && channel < p.head_k_dim;
-                s[j][i] = inside ? load_as_f32(from, p.state_dtype, head + (i64)r * p.head_k_dim + channel) : 0.0f;
+                int r = row + i / 2;
+                bool inside = r < p.head_v_dim && channel(j, i) < p.head_k_dim;
+                s[j][i] = inside ? load_as_f32(from, p.state_dtype, head + (i64)r * p.head_k_dim + channel(j, i)) : 0.0f;
             }
     }
-    __device__ __forceinline__ void store(const Rows& s, void* to, i64 head) const {
+    __device__ __forceinline__ void store(void* to, i64 head) const {
 #pragma unroll
-        for (int j = 0; j < KP / 8; ++j)
+        for (int j = 0; j < TILES; ++j)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                int r = row + i / 2, channel = 8 * j + 2 * (lane % 4) + i % 2;
-                if (r < p.head_v_dim && channel < p.head_k_dim)
-                    store_from_f32(to, p.state_dtype, head + (i64)r * p.head_k_dim + channel, s[j][i]);
+                int r = row + i / 2;
+                if (r < p.head_v_dim && channel(j, i) < p.head_k_dim)
+                    store_from_f32(to, p.state_dtype, head + (i64)r * p.head_k_dim + channel(j, i), s[j][i]);
             }
     }
-
-    // Takes what is not finite out, and gives the first token of each of the lane's two rows that has it, or CHUNK.
-    __device__ __forceinline__ void take_out(float (&x)[TOKEN_TILES][4], int (&first_bad)[2]) const {
-        bool good = true;
-#pragma unroll
-        for (int n = 0; n < TOKEN_TILES; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) good = good && is_finite(x[n][i]);
-        if (!__any_sync(~0u, !good)) return;
-#pragma unroll
-        for (int n = 0; n < TOKEN_TILES; ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (!is_finite(x[n][i])) {
-                    first_bad[i / 2] = min(first_bad[i / 2], 8 * n + 2 * (lane % 4) + i % 2);
-                    x[n][i] = 0.0f;
-                }
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-#pragma unroll
-            for (int bit = 1; bit < 4; bit *= 2) first_bad[r] = min(first_bad[r], __shfl_xor_sync(~0u, first_bad[r], bit));
-    }
-
-    __device__ __forceinline__ void advance(Rows& s, int i, int n) const {
-        const State& in = shared.state[i & 1];
-        Output& left = shared.output[i & 1];
-        int half = lane / 16, upper = lane / 8 % 2, pair_of = 2 * (lane % 4);
-        float most[TOKEN_TILES][4] = {}, rest[TOKEN_TILES][4] = {};
-
-        // S0 k_t.
-#pragma unroll
-        for (int j = 0; j < STEPS; ++j) {
-            u32 a[STATE_PARTS][4], b[4];
-            mma::split(s[2 * j], s[2 * j + 1], a);
-#pragma unroll
-            for (int part = 0; part < OUTPUT_PARTS; ++part)
-                left.state[pair][part][j][lane] = make_uint4(a[part][0], a[part][1], a[part][2], a[part][3]);
-#pragma unroll
-            for (int t = 0; t < TOKEN_STEPS; ++t) {
-                mma::load_matrices(b, in.keys + Keys::piece(16 * t + 8 * half + lane % 8, 2 * j + upper));
-                mma::multiply(most[2 * t], a[0], b[0], b[1]);
-                mma::multiply(most[2 * t + 1], a[0], b[2], b[3]);
-#pragma unroll
-                for (int part = STATE_PARTS - 1; part > 0; --part) {
-                    mma::multiply(rest[2 * t], a[part], b[0], b[1]);
-                    mma::multiply(rest[2 * t + 1], a[part], b[2], b[3]);
-                }
-            }
-        }
-        // v_t - D(t) S0 k_t.
-        int first_bad[2] = {CHUNK, CHUNK};
-        u32 a[TOKEN_STEPS][STATE_PARTS][4];
-#pragma unroll
-        for (int t = 0; t < TOKEN_TILES; ++t) {
-            float4 v = in.values[pair][t][lane];
-            float2 decay = *(const float2*)(in.from_start + 8 * t + pair_of);
-            most[t][0] = __fmaf_rn(-decay.x, __fadd_rn(most[t][0], rest[t][0]), v.x);
-            most[t][1] = __fmaf_rn(-decay.y, __fadd_rn(most[t][1], rest[t][1]), v.y);
-            most[t][2] = __fmaf_rn(-decay.x, __fadd_rn(most[t][2], rest[t][2]), v.z);
-            most[t][3] = __fmaf_rn(-decay.y, __fadd_rn(most[t][3], rest[t][3]), v.w);
-        }
-        take_out(most, first_bad);
-#pragma unroll
-        for (int t = 0; t < TOKEN_STEPS; ++t) mma::split(most[2 * t], most[2 * t + 1], a[t]);
-        // The deltas, by the inverse.
-#pragma unroll
-        for (int t = 0; t < TOKEN_TILES; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) most[t][e] = rest[t][e] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < TOKEN_STEPS; ++j)
-#pragma unroll
-            for (int t = j; t < TOKEN_STEPS; ++t) {
-                u32 b[INVERSE_PARTS][4];
-#pragma unroll
-                for (int part = 0; part < INVERSE_PARTS; ++part)
-                    mma::load_matrices(b[part], in.inverse[part] + Triangle::piece(16 * t + 8 * half + lane % 8, 2 * j + upper));
-#pragma unroll
-                for (int side = 0; side < 2; ++side) {
-                    mma::multiply(most[2 * t + side], a[j][0], b[0][2 * side], b[0][2 * side + 1]);
-                    float(&d)[4] = rest[2 * t + side];
-                    mma::multiply(d, a[j][2], b[0][2 * side], b[0][2 * side + 1]);
-                    mma::multiply(d, a[j][0], b[2][2 * side], b[2][2 * side + 1]);
-                    mma::multiply(d, a[j][1], b[1][2 * side], b[1][2 * side + 1]);
-                    mma::multiply(d, a[j][1], b[0][2 * side], b[0][2 * side + 1]);
-                    mma::multiply(d, a[j][0], b[1][2 * side], b[1][2 * side + 1]);
-                }
-            }
-#pragma unroll
-        for (int t = 0; t < TOKEN_TILES; ++t)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) most[t][e] = __fadd_rn(most[t][e], rest[t][e]);
-        take_out(most, first_bad);
-        if (lane % 4 == 0) {
-            left.first_bad[pair][lane / 4] = first_bad[0];
-            left.first_bad[pair][lane / 4 + 8] = first_bad[1];
-        }
-#pragma unroll
-        for (int t = 0; t < TOKEN_STEPS; ++t) {
-            u32 parts[OUTPUT_PARTS][4];
-            mma::split(most[2 * t], most[2 * t + 1], parts);
-#pragma unroll
-            for (int part = 0; part < OUTPUT_PARTS; ++part)
-                left.deltas[pair][part][t][lane] = make_uint4(parts[part][0], parts[part][1], parts[part][2], parts[part][3]);
-        }
-        // S1 = D(C) S0 + sum_s D(C, s) delta_s k_s.
-#pragma unroll
-        for (int t = 0; t < TOKEN_TILES; ++t) {
-            float2 decay = *(const float2*)(in.to_end + 8 * t + pair_of);
-            most[t][0] = __fmul_rn(most[t][0], decay.x), most[t][1] = __fmul_rn(most[t][1], decay.y);
-            most[t][2] = __fmul_rn(most[t][2], decay.x), most[t][3] = __fmul_rn(most[t][3], decay.y);
-        }
-#pragma unroll
-        for (int t = 0; t < TOKEN_STEPS; ++t) mma::split(most[2 * t], most[2 * t + 1], a[t]);
-        float total = in.total[0];
-#pragma unroll
-        for (int j = 0; j < KP / 8; j += 4) {
-            float sum[4][4] = {}, small[4][4] = {};
-#pragma unroll
-            for (int t = 0; t < TOKEN_STEPS; ++t)
-#pragma unroll
-                for (int side = 0; side < 4; side += 2) {
-                    u32 b[4];
-                    mma::load_matrices_transposed(b, in.keys + Keys::piece(16 * t + lane % 16, j + side + half));
-                    mma::multiply(sum[side], a[t][0], b[0], b[1]);
-                    mma::multiply(sum[side + 1], a[t][0], b[2], b[3]);
-#pragma unroll
-                    for (int part = STATE_PARTS - 1; part > 0; --part) {
-                        mma::multiply(small[side], a[t][part], b[0], b[1]);
-                        mma::multiply(small[side + 1], a[t][part], b[2], b[3]);
-                    }
-                }
-#pragma unroll
-            for (int side = 0; side < 4; ++side)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    float sum_e = __fadd_rn(sum[side][e], small[side][e]);
-                    s[j + side][e] = first_bad[e / 2] < n ? not_a_number() : __fmaf_rn(total, s[j + side][e], sum_e);
-                }
-        }
-    }
-
-    // ---- the output warp -----------------------------------------------------------------------------------------
 
     // Two neighbours of a row of v or the outputs, from the lane's row on, go as one where they may.
     __device__ __forceinline__ bool in_pairs(const void* of, int dtype, i64 stride) const {
         return dtype != F32 && ((u64)of & 3) == 0 && stride % 2 == 0 && p.head_v_dim % 2 == 0 && row < p.head_v_dim;
     }
-    // v of a chunk: the lane's two rows of 16 tokens, as they lie in memory.
-    typedef u32 Raw[2 * TOKEN_TILES][2];
-
-    __device__ __forceinline__ void load_values(Raw& raw, int i) const {
-        if (i >= num_chunks) return;
-        int2 tokens = tokens_of(p, end - begin, i);
+    // The lane's four tokens: column i of its two tiles.
+    __device__ __forceinline__ int token(int i) const { return 16 * step + i / 2 * 8 + 2 * (lane % 4) + i % 2; }
+    // v of the lane's rows and tokens, as it lies in memory.
+    typedef u32 Raw[4][2];
+    __device__ __forceinline__ void load_values(Raw& raw, int2 tokens) const {
         bool pairs = in_pairs(p.v, p.v_dtype, p.v_stride);
 #pragma unroll
-        for (int n = 0; n < 2 * TOKEN_TILES; ++n) {
-            int t = n / 2 * 8 + 2 * (lane % 4) + n % 2;
-            i64 at = (begin + tokens.x + (i64)t) * p.v_stride + (i64)hv * p.head_v_dim + row;
-            raw[n][0] = raw[n][1] = 0;
-            if (t >= tokens.y) continue;
+        for (int i = 0; i < 4; ++i) {
+            i64 at = (begin + tokens.x + (i64)token(i)) * p.v_stride + (i64)hv * p.head_v_dim + row;
+            raw[i][0] = raw[i][1] = 0;
+            if (token(i) >= tokens.y) continue;
             if (pairs) {
-                raw[n][0] = *(const u32*)((const u16*)p.v + at);
+                raw[i][0] = *(const u32*)((const u16*)p.v + at);
             } else {
-                if (row < p.head_v_dim) raw[n][0] = load_raw(p.v, p.v_dtype, at);
-                if (row + 1 < p.head_v_dim) raw[n][1] = load_raw(p.v, p.v_dtype, at + 1);
+                if (row < p.head_v_dim) raw[i][0] = load_raw(p.v, p.v_dtype, at);
+                if (row + 1 < p.head_v_dim) raw[i][1] = load_raw(p.v, p.v_dtype, at + 1);
             }
+        }
+        if (pairs) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) raw[i][1] = raw[i][0] >> 16, raw[i][0] &= 0xffffu;
         }
     }
-    __device__ __forceinline__ void store_values(const Raw& raw, int i) const {
-        if (i >= num_chunks) return;
-        bool pairs = in_pairs(p.v, p.v_dtype, p.v_stride);
-        float x[4];
-#pragma unroll
-        for (int n = 0; n < 2 * TOKEN_TILES; ++n) {
-            u32 first = raw[n][0], second = raw[n][1];
-            if (pairs) second = first >> 16, first &= 0xffffu;
-            x[n % 2] = raw_to_f32(first, p.v_dtype), x[2 + n % 2] = raw_to_f32(second, p.v_dtype);
-            if (n % 2) shared.state[i & 1].values[pair][n / 2][lane] = make_float4(x[0], x[1], x[2], x[3]);
-        }
-    }
-
-    __device__ __forceinline__ void put_out(int i) const {
-        const Output& in = shared.output[i & 1];
-        int half = lane / 16, upper = lane / 8 % 2;
-        float o[TOKEN_TILES][4] = {};
-        // S0 q_t.
-#pragma unroll
-        for (int j = 0; j < STEPS; ++j) {
-            u32 b[4];
-            uint4 x = in.state[pair][0][j][lane], y = in.state[pair][1][j][lane];
-            u32 a[OUTPUT_PARTS][4] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
-#pragma unroll
-            for (int t = 0; t < TOKEN_STEPS; ++t) {
-                mma::load_matrices(b, in.queries + Keys::piece(16 * t + 8 * half + lane % 8, 2 * j + upper));
-#pragma unroll
-                for (int part = OUTPUT_PARTS - 1; part >= 0; --part) {
-                    mma::multiply(o[2 * t], a[part], b[0], b[1]);
-                    mma::multiply(o[2 * t + 1], a[part], b[2], b[3]);
-                }
-            }
-        }
-#pragma unroll
-        for (int t = 0; t < TOKEN_TILES; ++t) {
-            float2 decay = *(const float2*)(in.from_start + 8 * t + 2 * (lane % 4));
-            o[t][0] = __fmul_rn(o[t][0], decay.x), o[t][1] = __fmul_rn(o[t][1], decay.y);
-            o[t][2] = __fmul_rn(o[t][2], decay.x), o[t][3] = __fmul_rn(o[t][3], decay.y);
-        }
-        // And the deltas by their weights.
-#pragma unroll
-        for (int j = 0; j < TOKEN_STEPS; ++j) {
-            uint4 x = in.deltas[pair][0][j][lane], y = in.deltas[pair][1][j][lane];
-            u32 a[OUTPUT_PARTS][4] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
-#pragma unroll
-            for (int t = j; t < TOKEN_STEPS; ++t) {
-                u32 b[ATTENTION_PARTS][4];
-#pragma unroll
-                for (int part = 0; part < ATTENTION_PARTS; ++part)
-                    mma::load_matrices(b[part], in.attention[part] + Triangle::piece(16 * t + 8 * half + lane % 8, 2 * j + upper));
-#pragma unroll
-                for (int side = 0; side < 2; ++side) {
-                    mma::multiply(o[2 * t + side], a[1], b[0][2 * side], b[0][2 * side + 1]);
-                    mma::multiply(o[2 * t + side], a[0], b[1][2 * side], b[1][2 * side + 1]);
-                    mma::multiply(o[2 * t + side], a[0], b[0][2 * side], b[0][2 * side + 1]);
-                }
-            }
-        }
-        int2 tokens = tokens_of(p, end - begin, i);
-        int first_bad[2] = {in.first_bad[pair][lane / 4], in.first_bad[pair][lane / 4 + 8]};
+    __device__ __forceinline__ void store_outputs(const float (&o)[2][4], const int* spoiled, int2 tokens) const {
         bool pairs = in_pairs(p.out, p.out_dtype, p.out_stride);
+        int first_bad[2] = {CHUNK - spoiled[lane / 4], CHUNK - spoiled[lane / 4 + 8]};
 #pragma unroll
-        for (int n = 0; n < 2 * TOKEN_TILES; ++n) {
-            int t = n / 2 * 8 + 2 * (lane % 4) + n % 2;
-            i64 at = (begin + tokens.x + (i64)t) * p.out_stride + (i64)hv * p.head_v_dim + row;
-            float x = t < first_bad[0] ? o[n / 2][n % 2] : not_a_number();
-            float y = t < first_bad[1] ? o[n / 2][2 + n % 2] : not_a_number();
-            if (t >= tokens.y) continue;
+        for (int i = 0; i < 4; ++i) {
+            i64 at = (begin + tokens.x + (i64)token(i)) * p.out_stride + (i64)hv * p.head_v_dim + row;
+            float x = token(i) < first_bad[0] ? o[i / 2][i % 2] : not_a_number();
+            float y = token(i) < first_bad[1] ? o[i / 2][2 + i % 2] : not_a_number();
+            if (token(i) >= tokens.y) continue;
             if (pairs) {
                 *(u32*)((u16*)p.out + at) = p.out_dtype == BF16 ? to_bf16x2(x, y) : to_f16x2(x, y);
             } else {
@@ -357,13 +163,178 @@ struct MmaScan {
             }
         }
     }
-
-    // ---- both ----------------------------------------------------------------------------------------------------
-
     __device__ __forceinline__ void zero_out() const {
-        int first = row - pair * 16 - lane / 4 * 2, column = first + thread_index() % MMA_ROWS;
+        int column = blockIdx.x % ceil_div(p.head_v_dim, MMA_ROWS) * MMA_ROWS + thread_index() % MMA_ROWS;
         for (int t = begin + thread_index() / MMA_ROWS; t < end; t += MMA_THREADS / MMA_ROWS)
             if (column < p.head_v_dim) store_from_f32(p.out, p.out_dtype, (i64)t * p.out_stride + (i64)hv * p.head_v_dim + column, 0.0f);
+    }
+
+    // ---- a chunk -------------------------------------------------------------------------------------------------
+
+    template <int PARTS, int N>
+    __device__ __forceinline__ void leave(const float (&left)[4], const float (&right)[4], Fragment (&to)[PARTS][N], int at) const {
+        u32 a[PARTS][4];
+        mma::split(left, right, a);
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) to[part][at][lane] = make_uint4(a[part][0], a[part][1], a[part][2], a[part][3]);
+    }
+    template <int PARTS, int N>
+    __device__ __forceinline__ void take(const Fragment (&from)[PARTS][N], int at, u32 (&a)[PARTS][4]) const {
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            uint4 x = from[part][at][lane];
+            a[part][0] = x.x, a[part][1] = x.y, a[part][2] = x.z, a[part][3] = x.w;
+        }
+    }
+    // S of the warp's channels, for all warps of the group.
+    __device__ __forceinline__ void leave_state() const {
+#pragma unroll
+        for (int j = 0; j < TILES; j += 2) leave(s[j], s[j + 1], shared.state[group], (TILES * share + j) / 2);
+    }
+    // B of the step's 16 tokens, 16 columns from 16 `column` on.
+    template <typename Rows>
+    __device__ __forceinline__ void take_rows(const u16* tile, int column, u32 (&b)[4]) const {
+        mma::load_matrices(b, tile + Rows::piece(16 * step + lane / 16 * 8 + lane % 8, 2 * column + lane / 8 % 2));
+    }
+
+    // Takes what is not finite out, and marks the tokens that it spoils.
+    __device__ __forceinline__ void take_out(float (&x)[2][4], int* spoiled) const {
+        bool good = true;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) good = good && is_finite(x[i / 4][i % 4]);
+        if (good) return;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            float& y = x[i / 4][i % 4];
+            if (is_finite(y)) continue;
+            atomicMax(spoiled + lane / 4 + i % 4 / 2 * 8, CHUNK - token(i / 4 * 2 + i % 2));
+            y = 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void advance(int i, int2 tokens) {
+        const Copied& in = shared.copied[i & 1];
+        int* spoiled = shared.spoiled[i & 1] + group * 16;
+        // What multiplies the lane's four tokens.
+        int column = 16 * step + 2 * (lane % 4);
+        Raw raw;
+        load_values(raw, tokens);
+
+        // S0 k_t and S0 q_t.
+        float most[2][4] = {}, rest[2][4] = {}, o[2][4] = {}, o_rest[2][4] = {};
+#pragma unroll 4
+        for (int j = 0; j < STEPS; ++j) {
+            u32 a[STATE_PARTS][4], k[4], q[4];
+            take(shared.state[group], j, a);
+            take_rows<Keys>(in.keys, j, k);
+            take_rows<Keys>(in.queries, j, q);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                mma::multiply(most[n], a[0], k[2 * n], k[2 * n + 1]);
+                mma::multiply(rest[n], a[1], k[2 * n], k[2 * n + 1]);
+                mma::multiply(o[n], a[0], q[2 * n], q[2 * n + 1]);
+                mma::multiply(o_rest[n], a[1], q[2 * n], q[2 * n + 1]);
+            }
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(rest[n], a[2], k[2 * n], k[2 * n + 1]);
+        }
+        // v_t - D(t) S0 k_t.
+        float x[2][4];
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            float2 decay = *(const float2*)(in.factors[FROM_START] + column + 8 * n);
+            float2 of_query = *(const float2*)(in.factors[FROM_START_Q] + column + 8 * n);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                float v = raw_to_f32(raw[2 * n + e % 2][e / 2], p.v_dtype);
+                x[n][e] = __fmaf_rn(-(e % 2 ? decay.y : decay.x), __fadd_rn(most[n][e], rest[n][e]), v);
+                o[n][e] = __fmul_rn(e % 2 ? of_query.y : of_query.x, __fadd_rn(o[n][e], o_rest[n][e]));
+                most[n][e] = rest[n][e] = o_rest[n][e] = 0.0f;
+            }
+        }
+        take_out(x, spoiled);
+        leave(x[0], x[1], shared.values[group], step);
+        __syncthreads();
+
+        // The deltas, by the inverse.
+        float least[2][4] = {};
+        for (int j = 0; j <= step; ++j) {
+            u32 a[STATE_PARTS][4], b[INVERSE_PARTS][4];
+            take(shared.values[group], j, a);
+#pragma unroll
+            for (int part = 0; part < INVERSE_PARTS; ++part) take_rows<Triangle>(in.inverse[part], j, b[part]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(least[n], a[2], b[0][2 * n], b[0][2 * n + 1]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(rest[n], a[1], b[0][2 * n], b[0][2 * n + 1]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(most[n], a[0], b[0][2 * n], b[0][2 * n + 1]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(least[n], a[0], b[2][2 * n], b[2][2 * n + 1]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(rest[n], a[0], b[1][2 * n], b[1][2 * n + 1]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(least[n], a[1], b[1][2 * n], b[1][2 * n + 1]);
+        }
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) x[n][e] = __fadd_rn(most[n][e], __fadd_rn(rest[n][e], least[n][e]));
+        take_out(x, spoiled);
+        leave(x[0], x[1], shared.deltas[group], step);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            float2 decay = *(const float2*)(in.factors[TO_END] + column + 8 * n);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) x[n][e] = __fmul_rn(x[n][e], e % 2 ? decay.y : decay.x);
+        }
+        leave(x[0], x[1], shared.deltas_to_end[group], step);
+        __syncthreads();
+
+        // S1 = D(C) S0 + sum_s D(C, s) delta_s k_s.
+        float sum[TILES][4] = {}, small[TILES][4] = {};
+#pragma unroll
+        for (int t = 0; t < TOKEN_STEPS; ++t) {
+            u32 a[STATE_PARTS][4], b[TILES / 2][4];
+            take(shared.deltas_to_end[group], t, a);
+#pragma unroll
+            for (int j = 0; j < TILES / 2; ++j)
+                mma::load_matrices_transposed(b[j], in.keys + Keys::piece(16 * t + lane % 16, TILES * share + 2 * j + lane / 16));
+#pragma unroll
+            for (int part = STATE_PARTS - 1; part >= 0; --part)
+#pragma unroll
+                for (int j = 0; j < TILES; ++j)
+                    mma::multiply(part ? small[j] : sum[j], a[part], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        }
+        // Outputs: the deltas by their weights.
+        for (int j = 0; j <= step; ++j) {
+            u32 a[OUTPUT_PARTS][4], b[ATTENTION_PARTS][4];
+            take(shared.deltas[group], j, a);
+#pragma unroll
+            for (int part = 0; part < ATTENTION_PARTS; ++part) take_rows<Triangle>(in.attention[part], j, b[part]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(o_rest[n], a[1], b[0][2 * n], b[0][2 * n + 1]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(o[n], a[0], b[0][2 * n], b[0][2 * n + 1]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(o_rest[n], a[0], b[1][2 * n], b[1][2 * n + 1]);
+        }
+        float total = in.factors[TOTAL][0];
+        bool bad[2] = {CHUNK - spoiled[lane / 4] < tokens.y, CHUNK - spoiled[lane / 4 + 8] < tokens.y};
+#pragma unroll
+        for (int j = 0; j < TILES; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                float next = __fmaf_rn(total, s[j][e], __fadd_rn(sum[j][e], small[j][e]));
+                s[j][e] = bad[e / 2] ? not_a_number() : next;
+            }
+        leave_state();
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[n][e] = __fadd_rn(o[n][e], o_rest[n][e]);
+        store_outputs(o, spoiled, tokens);
+        if (thread_index() < MMA_ROWS) shared.spoiled[(i + 1) & 1][thread_index()] = 0;
     }
 
     __device__ __forceinline__ void run() {
@@ -373,38 +344,21 @@ struct MmaScan {
         if (begin == end) return;
         first_chunk = p.first_chunk[seq], num_chunks = p.first_chunk[seq + 1] - first_chunk;
         i64 head = (i64)hv * p.head_v_dim * p.head_k_dim, head_len = (i64)p.num_v_heads * p.head_v_dim * p.head_k_dim;
-        copy_for_state(0);
-        if (is_output) {
-            Raw raw;
-            load_values(raw, 0);
-            store_values(raw, 0);
-            for (int i = 0; i <= num_chunks; ++i) {
-                next(i);
-                load_values(raw, i + 1);
-                if (i > 0) put_out(i - 1);
-                store_values(raw, i + 1);
-            }
-        } else {
-            Rows s;
-            load(s, p.state, slot * p.state_stride + head);
-            for (int i = 0; i <= num_chunks; ++i) {
-                next(i);
-                if (i == num_chunks) break;
-                int2 tokens = tokens_of(p, end - begin, i);
-                advance(s, i, tokens.y);
-                int done = tokens.x + tokens.y;
-                if (p.every && done % p.every == 0)
-                    store(s, p.checkpoints, (p.first_checkpoint[seq] + (i64)(done / p.every - 1)) * head_len + head);
-            }
-            store(s, p.state, slot * p.state_stride + head);
+        copy_chunk(0);
+        load(p.state, slot * p.state_stride + head);
+        leave_state();
+        if (thread_index() < MMA_ROWS) shared.spoiled[0][thread_index()] = 0;
+        for (int i = 0; i < num_chunks; ++i) {
+            copies_done();
+            __syncthreads();
+            if (i + 1 < num_chunks) copy_chunk(i + 1);
+            int2 tokens = tokens_of(p, end - begin, i);
+            advance(i, tokens);
+            int done = tokens.x + tokens.y;
+            if (p.every && done % p.every == 0)
+                store(p.checkpoints, (p.first_checkpoint[seq] + (i64)(done / p.every - 1)) * head_len + head);
         }
-    }
-    // Chunk i is there for the state warps and chunk i - 1 for the output warps; the copies for the next step begin.
-    __device__ __forceinline__ void next(int i) const {
-        copies_done();
-        __syncthreads();
-        if (i + 1 < num_chunks) copy_for_state(i + 1);
-        if (i < num_chunks) copy_for_output(i);
+        store(p.state, slot * p.state_stride + head);
     }
 };
 

@@ -155,6 +155,7 @@ struct Tiles {
             mma::load_matrices(a, rows + Tile<KP>::piece(first + lane % 16, 2 * j + half));
 #pragma unroll
             for (int n = 0; n < CHUNK / 16; ++n) {
+                if (n * 16 > first) break;
                 mma::load_matrices(b, k + Tile<KP>::piece(16 * n + 8 * half + lane % 8, 2 * j + upper));
                 mma::multiply(d[2 * n], a, b[0], b[1]);
                 mma::multiply(d[2 * n + 1], a, b[2], b[3]);
@@ -219,6 +220,7 @@ struct Tiles {
         }
 #pragma unroll
         for (int n = 0; n < CHUNK / 8; ++n) {
+            if (n / 2 > block) break;  // nobody looks there
             int s = 8 * n + 2 * (lane % 4);
             // Of a column: the norm, and in blocks before t's the decay from s to the start of t's.
             float2 norm = *(const float2*)(k_norm + s), column = make_float2(0.0f, 0.0f);
@@ -275,29 +277,39 @@ struct Tiles {
     __device__ __forceinline__ void join() const {
         constexpr int PAIRS = CHUNK / (2 * N), WIDTH = PAIRS * N * N / TILES_THREADS;  // neighbours of a thread
         constexpr int PER_PAIR = TILES_THREADS / PAIRS;
-        int of_pair = tid % PER_PAIR, row = of_pair / (N / WIDTH), column = of_pair % (N / WIDTH) * WIDTH;
-        int upper = tid / PER_PAIR * 2 * N, lower = upper + N;
-        float* mine = product + (tid / PER_PAIR * N + row) * PRODUCT_PITCH + column;
+        int pair = tid / PER_PAIR, row = tid % PER_PAIR / (N / WIDTH), column = tid % (N / WIDTH) * WIDTH;
+        int upper = pair * 2 * N, lower = upper + N;
+        float sum[WIDTH] = {};
         __syncthreads();
-        float sum[WIDTH] = {}, right[WIDTH];
-        // Above its diagonal the inverse is not written.
-        for (int i = 0; i < N; ++i) {
-            float left = weights[(lower + row) * PITCH + upper + i];
-            load_row(right, inverse + (upper + i) * PITCH + upper + column);
+        multiply_rows(weights + (lower + row) * PITCH + upper, inverse + upper * PITCH + upper + column, PITCH, N, sum);
+        // What overflows must not meet the zeros of rows above.
 #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) sum[j] = __fmaf_rn(left, i < column + j ? 0.0f : right[j], sum[j]);
-        }
-#pragma unroll
-        for (int j = 0; j < WIDTH; ++j) mine[j] = sum[j], sum[j] = 0.0f;
+        for (int j = 0; j < WIDTH; ++j)
+            if (!is_finite(sum[j])) atomicMax(spoiled, CHUNK - (lower + row)), sum[j] = 0.0f;
+        store_row(product + (pair * N + row) * PRODUCT_PITCH + column, sum);
+        // Above the diagonal of the larger block; below, the product with -1.
+        float zero[WIDTH] = {}, negative[WIDTH] = {};
+        store_row(inverse + (upper + row) * PITCH + lower + column, zero);
         __syncthreads();
-        for (int i = 0; i <= row; ++i) {
-            float left = -inverse[(lower + row) * PITCH + lower + i];
-            load_row(right, product + (tid / PER_PAIR * N + i) * PRODUCT_PITCH + column);
+        multiply_rows(inverse + (lower + row) * PITCH + lower, product + pair * N * PRODUCT_PITCH + column, PRODUCT_PITCH, N, negative);
 #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) sum[j] = __fmaf_rn(left, right[j], sum[j]);
+        for (int j = 0; j < WIDTH; ++j) negative[j] = -negative[j];
+        store_row(inverse + (lower + row) * PITCH + upper + column, negative);
+    }
+    // sums += left [N] right [N, WIDTH].
+    template <int WIDTH>
+    static __device__ __forceinline__ void multiply_rows(const float* left, const float* right, int pitch, int n, float (&sums)[WIDTH]) {
+#pragma unroll 2
+        for (int i = 0; i < n; i += 4) {
+            float4 x = *(const float4*)(left + i);
+            float of_left[4] = {x.x, x.y, x.z, x.w}, y[WIDTH];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                load_row(y, right + (i + e) * pitch);
+#pragma unroll
+                for (int j = 0; j < WIDTH; ++j) sums[j] = __fmaf_rn(of_left[e], y[j], sums[j]);
+            }
         }
-#pragma unroll
-        for (int j = 0; j < WIDTH; ++j) inverse[(lower + row) * PITCH + upper + column + j] = sum[j];
     }
     static __device__ __forceinline__ void load_row(float (&to)[2], const float* from) {
         float2 x = *(const float2*)from;
@@ -308,12 +320,18 @@ struct Tiles {
         to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
     }
 
+    static __device__ __forceinline__ void store_row(float* to, const float (&x)[2]) { *(float2*)to = make_float2(x[0], x[1]); }
+    static __device__ __forceinline__ void store_row(float* to, const float (&x)[4]) {
+        *(float4*)to = make_float4(x[0], x[1], x[2], x[3]);
+    }
+
     // The inverse times beta, as sums of bf16.
     __device__ __forceinline__ void store_inverse(const float* beta, i64 unit) const {
         u16* to = p.inverse_tiles + unit * INVERSE_PARTS * Triangle::LEN;
         int bad = CHUNK - *spoiled;
         for (int i = tid; i < CHUNK * CHUNK / 8; i += TILES_THREADS) {
             int t = i / (CHUNK / 8), first = i % (CHUNK / 8) * 8;
+            if (first / BLOCK > t / BLOCK) continue;  // nobody looks there
             u32 parts[4][INVERSE_PARTS];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {

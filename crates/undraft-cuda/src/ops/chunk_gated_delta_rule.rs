@@ -227,7 +227,7 @@ impl Launcher {
         let scan_blocks = seqs * v_heads * v_dim.div_ceil(chunk::COLUMNS as u64);
         let launch = |kernel: ChunkKernel, blocks| {
             let shared = kernel.shared_memory(k_dim as usize, params.per_channel == Switch::On);
-            let grid = Grid { blocks: (blocks, 1), threads: kernel.threads(), shared };
+            let grid = Grid { blocks: (blocks, 1), threads: chunk::THREADS, shared };
             // SAFETY: the kernels take these parameters; the workspace is cut as they expect it; the caller's promise.
             unsafe { self.launch(OP, Kernel::Chunk(kernel), grid, stream, &params) }
         };

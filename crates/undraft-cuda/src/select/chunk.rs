@@ -23,6 +23,8 @@ pub(crate) enum ChunkKernel {
 pub(crate) const CHUNK: usize = 64;
 /// Rows of a state that a block of a chunked scan takes.
 pub(crate) const COLUMNS: usize = 32;
+/// Threads of a block.
+pub(crate) const THREADS: u32 = 256;
 /// bf16 that an element of the chunked form's inverse, and of its outputs' weights, is the sum of.
 pub(crate) const INVERSE_PARTS: usize = 3;
 pub(crate) const ATTENTION_PARTS: usize = 2;
@@ -58,11 +60,6 @@ impl ChunkKernel {
         }
     }
 
-    /// Threads of a block.
-    pub(crate) fn threads(self) -> u32 {
-        if let ChunkKernel::MmaScan { .. } = self { 128 } else { 256 }
-    }
-
     /// Bytes that a block lays out; the kernels' offsets are the same sums.
     pub(crate) fn shared_memory(self, head_k_dim: usize, per_channel: bool) -> usize {
         let triangle = CHUNK * (CHUNK + 1);
@@ -80,13 +77,12 @@ impl ChunkKernel {
                 4 * (triangles.max(CHUNK * padded_k) + 2 * CHUNK + 4 + TILES_HEADS * decays)
             }
             ChunkKernel::MmaScan { padded_k } => {
-                let (keys, triangle) = (2 * CHUNK * padded_k, 2 * CHUNK * CHUNK);
-                // A fragment of 16 x 16 elements in bf16, for two pairs of warps.
+                let tiles = 2 * CHUNK * padded_k + (INVERSE_PARTS + ATTENTION_PARTS) * CHUNK * CHUNK;
+                let copied = 2 * tiles + 4 * 4 * CHUNK;
+                // A fragment of 16 x 16 elements in bf16, for two groups of warps; parts of S, values and both deltas.
                 let fragment = 2 * 32 * 16;
-                let for_state = keys + INVERSE_PARTS * triangle + 4 * 4 * CHUNK + CHUNK / 8 * fragment;
-                let steps = padded_k / 16 + CHUNK / 16;
-                let for_output = keys + ATTENTION_PARTS * (triangle + steps * fragment) + 4 * CHUNK + 2 * 16 * 4;
-                2 * (for_state + for_output)
+                let fragments = 3 * (padded_k / 16) + (3 + 2 + 3) * (CHUNK / 16);
+                2 * copied + fragments * fragment + 2 * 32 * 4
             }
         }
     }
