@@ -40,9 +40,10 @@ struct Scan {
     __device__ __forceinline__ void load(const void* from, i64 head) {
         int first = column - lane;
         for (int c = warp; c < COLUMNS; c += WARPS)
-            for (int j = lane; j < p.head_k_dim; j += 32)
-                state[j * STATE_PITCH + c] =
-                    first + c < p.head_v_dim ? load_as_f32(from, p.state_dtype, head + (i64)(first + c) * p.head_k_dim + j) : 0.0f;
+            for (int j = lane; j < p.head_k_dim; j += 32) {
+                i64 at = head + (i64)(first + c) * p.head_k_dim + j;
+                state[j * STATE_PITCH + c] = first + c < p.head_v_dim ? load_as_f32(from, p.state_dtype, at) : 0.0f;
+            }
     }
     __device__ __forceinline__ void store(void* to, i64 head) const {
         int first = column - lane;
@@ -126,8 +127,11 @@ struct Scan {
             float sum[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                float carry = p.per_channel ? (first + j + i < K ? p.carry[unit * K + first + j + i] : 0.0f) : factors[TOTAL * CHUNK];
-                sum[i] = first + j + i < K ? __fmul_rn(carry, state[(first + j + i) * STATE_PITCH + lane]) : 0.0f;
+                int channel = first + j + i;
+                sum[i] = 0.0f;
+                if (channel >= K) continue;
+                float carry = p.per_channel ? p.carry[unit * K + channel] : factors[TOTAL * CHUNK];
+                sum[i] = __fmul_rn(carry, state[channel * STATE_PITCH + lane]);
             }
             for (int s = 0; s < n; ++s) {
                 float4 k = *(const float4*)(k_tile + s * KEY_PITCH + j);

@@ -1,6 +1,6 @@
 // From chunk to chunk on tensor cores. A block takes MMA_ROWS rows of a state, 16 to four warps, which share out tokens and
-// channels: first each its 16 tokens of S0 k_t and S0 q_t, then of the deltas, then of the outputs, and its share of the channels
-// of S, which it keeps in registers. What all four multiply by lies in shared memory as they need it, split into bf16.
+// channels: each has 16 tokens of S0 k_t and S0 q_t, of the deltas and of the outputs, and a quarter of the channels of S, which
+// it keeps in registers. What all four multiply by lies in shared memory as they need it, split into bf16.
 //
 // S is [V x K], deltas [V x tokens]: the D of one product is the A of the next. f32 numbers are sums of three bf16 where they
 // reach the state, of two where they reach outputs alone; k and q are bf16 as they are.
@@ -66,11 +66,13 @@ struct MmaScan {
             const u16* from = (const u16*)rows + (begin + tokens.x) * stride + (i64)h * KP;
             for (int piece = thread_index(); piece < Keys::LEN / 8; piece += MMA_THREADS) {
                 int t = piece / PER_ROW, column = piece % PER_ROW;
-                copy_async((float4*)(to + Keys::piece(t, column)), (const float4*)(from + min(t, tokens.y - 1) * stride + column * 8));
+                const u16* at = from + min(t, tokens.y - 1) * stride + column * 8;
+                copy_async((float4*)(to + Keys::piece(t, column)), (const float4*)at);
             }
         } else {
             const float4* from = (const float4*)(tiles + ((first_chunk + (i64)i) * p.num_k_heads + h) * Keys::LEN);
-            for (int piece = thread_index(); piece < Keys::LEN / 8; piece += MMA_THREADS) copy_async((float4*)to + piece, from + piece);
+            for (int piece = thread_index(); piece < Keys::LEN / 8; piece += MMA_THREADS)
+                copy_async((float4*)to + piece, from + piece);
         }
     }
     // Blocks above the diagonal are not looked at.
@@ -91,13 +93,15 @@ struct MmaScan {
         copy_keys(to.queries, p.query_tiles, p.q, p.q_stride, i);
         copy_triangles(to.inverse, p.inverse_tiles + unit * INVERSE_PARTS * Triangle::LEN);
         copy_triangles(to.attention, p.attention_tiles + unit * ATTENTION_PARTS * Triangle::LEN);
-        constexpr int PIECES_OF_FACTORS = NUM_FACTORS * CHUNK / 4;
-        if (thread_index() < PIECES_OF_FACTORS)
-            copy_async((float4*)to.factors + thread_index(), (const float4*)p.factors + unit * PIECES_OF_FACTORS + thread_index());
+        int piece = thread_index();
+        const float4* factors = (const float4*)p.factors + unit * (NUM_FACTORS * CHUNK / 4);
+        if (piece < NUM_FACTORS * CHUNK / 4) copy_async((float4*)to.factors + piece, factors + piece);
     }
 
     // The warp's channels of its rows of a state, from or to memory that begins at the head's first element.
-    __device__ __forceinline__ int channel(int tile, int i) const { return 8 * (TILES * share + tile) + 2 * (lane % 4) + i % 2; }
+    __device__ __forceinline__ int channel(int tile, int i) const {
+        return 8 * (TILES * share + tile) + 2 * (lane % 4) + i % 2;
+    }
     __device__ __forceinline__ void load(const void* from, i64 head) {
 #pragma unroll
         for (int j = 0; j < TILES; ++j)
@@ -166,17 +170,20 @@ struct MmaScan {
     __device__ __forceinline__ void zero_out() const {
         int column = blockIdx.x % ceil_div(p.head_v_dim, MMA_ROWS) * MMA_ROWS + thread_index() % MMA_ROWS;
         for (int t = begin + thread_index() / MMA_ROWS; t < end; t += MMA_THREADS / MMA_ROWS)
-            if (column < p.head_v_dim) store_from_f32(p.out, p.out_dtype, (i64)t * p.out_stride + (i64)hv * p.head_v_dim + column, 0.0f);
+            if (column < p.head_v_dim)
+                store_from_f32(p.out, p.out_dtype, (i64)t * p.out_stride + (i64)hv * p.head_v_dim + column, 0.0f);
     }
 
     // ---- a chunk -------------------------------------------------------------------------------------------------
 
     template <int PARTS, int N>
-    __device__ __forceinline__ void leave(const float (&left)[4], const float (&right)[4], Fragment (&to)[PARTS][N], int at) const {
+    __device__ __forceinline__ void leave(const float (&left)[4], const float (&right)[4], Fragment (&to)[PARTS][N],
+                                          int at) const {
         u32 a[PARTS][4];
         mma::split(left, right, a);
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part) to[part][at][lane] = make_uint4(a[part][0], a[part][1], a[part][2], a[part][3]);
+        for (int part = 0; part < PARTS; ++part)
+            to[part][at][lane] = make_uint4(a[part][0], a[part][1], a[part][2], a[part][3]);
     }
     template <int PARTS, int N>
     __device__ __forceinline__ void take(const Fragment (&from)[PARTS][N], int at, u32 (&a)[PARTS][4]) const {
@@ -299,7 +306,8 @@ struct MmaScan {
             take(shared.deltas_to_end[group], t, a);
 #pragma unroll
             for (int j = 0; j < TILES / 2; ++j)
-                mma::load_matrices_transposed(b[j], in.keys + Keys::piece(16 * t + lane % 16, TILES * share + 2 * j + lane / 16));
+                mma::load_matrices_transposed(
+                    b[j], in.keys + Keys::piece(16 * t + lane % 16, TILES * share + 2 * j + lane / 16));
 #pragma unroll
             for (int part = STATE_PARTS - 1; part >= 0; --part)
 #pragma unroll

@@ -236,7 +236,8 @@ struct Tiles {
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     if (is_system ? s + e >= t : s + e > t) continue;
-                    float decay = n / 2 < block ? __fmul_rn(from_start[i], e ? column.y : column.x) : head.diagonal[t][(s + e) % BLOCK];
+                    float decay = n / 2 < block ? __fmul_rn(from_start[i], e ? column.y : column.x)
+                                                : head.diagonal[t][(s + e) % BLOCK];
                     float factor = __fmul_rn(__fmul_rn(decay, e ? norm.y : norm.x), of_row[i]);
                     x[e] = __fmul_rn(d[n][2 * i + e], factor);
                     if (is_system && !is_finite(x[e])) atomicMax(spoiled, CHUNK - t), x[e] = 0.0f;
@@ -247,7 +248,8 @@ struct Tiles {
                     u32 parts[ATTENTION_PARTS];
                     mma::split(x[0], x[1], parts);
 #pragma unroll
-                    for (int j = 0; j < ATTENTION_PARTS; ++j) *(u32*)(attention + j * Triangle::LEN + Triangle::element(t, s)) = parts[j];
+                    for (int j = 0; j < ATTENTION_PARTS; ++j)
+                        *(u32*)(attention + j * Triangle::LEN + Triangle::element(t, s)) = parts[j];
                 }
             }
         }
@@ -291,14 +293,16 @@ struct Tiles {
         float zero[WIDTH] = {}, negative[WIDTH] = {};
         store_row(inverse + (upper + row) * PITCH + lower + column, zero);
         __syncthreads();
-        multiply_rows(inverse + (lower + row) * PITCH + lower, product + pair * N * PRODUCT_PITCH + column, PRODUCT_PITCH, N, negative);
+        multiply_rows(inverse + (lower + row) * PITCH + lower, product + pair * N * PRODUCT_PITCH + column, PRODUCT_PITCH,
+                      N, negative);
 #pragma unroll
         for (int j = 0; j < WIDTH; ++j) negative[j] = -negative[j];
         store_row(inverse + (lower + row) * PITCH + upper + column, negative);
     }
     // sums += left [N] right [N, WIDTH].
     template <int WIDTH>
-    static __device__ __forceinline__ void multiply_rows(const float* left, const float* right, int pitch, int n, float (&sums)[WIDTH]) {
+    static __device__ __forceinline__ void multiply_rows(const float* left, const float* right, int pitch, int n,
+                                                         float (&sums)[WIDTH]) {
 #pragma unroll 2
         for (int i = 0; i < n; i += 4) {
             float4 x = *(const float4*)(left + i);
