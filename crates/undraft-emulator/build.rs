@@ -20,7 +20,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     println!("cargo::rerun-if-changed={}", root.join("cpp").display());
 
-    let mut files = vec![root.join("cpp/lockstep.cpp")];
+    let mut files = vec![root.join("cpp/lockstep.cpp"), root.join("cpp/pages.cpp")];
     let mut stems = Vec::new();
     let mut defined = BTreeSet::new();
     for folder in FOLDERS {
@@ -57,11 +57,14 @@ fn compiler(root: &Path) -> cc::Build {
         .std("c++17")
         .opt_level(2)
         .include(root.join("cpp"))
+        .include(root.join(FOLDERS[0]))
         // A multiplication and an addition are fused where the source says so.
         .flag("-ffp-contract=off")
         // Kernels look at one memory as several types; names of CUDA begin with underscores.
         .flag("-fno-strict-aliasing")
         .flag_if_supported("-fno-extern-tls-init")
+        // A frame that is too large for a stack ends in the closed page below it.
+        .flag_if_supported("-fstack-clash-protection")
         .flag("-ftls-model=initial-exec")
         .flag(format!("-ffile-prefix-map={}/=", root.display()))
         .warnings(false)

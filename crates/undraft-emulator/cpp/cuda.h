@@ -19,7 +19,8 @@
 #define __device__
 #define __host__
 #define __constant__ static const
-#define __forceinline__ inline
+// Always, so that a file that changes a function for itself does not share it with others.
+#define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__

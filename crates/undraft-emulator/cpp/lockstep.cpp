@@ -1,11 +1,12 @@
 #include "lockstep.h"
 
+#include <signal.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,9 @@ struct Run {
     std::vector<Lane> lanes;
     std::vector<Warp> warps;
     void* scheduler;  // its stack pointer, while a fiber runs
+    // A signal that a fiber has got, and the address that it could not use.
+    volatile int signal;
+    void* volatile address;
     std::string failure;
 
     void set_failure(std::string message) {
@@ -260,10 +264,50 @@ void copies_done() {
     }
 }
 
+// ---- signals ----------------------------------------------------------------------------------------------------
+
+// What an access to memory that is not there, or a division by 0, ends with: not the program, but the block.
+constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE};
+static struct sigaction others[sizeof(SIGNALS) / sizeof(*SIGNALS)];
+
+static void on_signal(int signal, siginfo_t* info, void*) {
+    if (running && lane) {
+        running->signal = signal;
+        running->address = info->si_addr;
+        void* nowhere;
+        lockstep_switch(&nowhere, running->scheduler);
+    }
+    // Not of a kernel: it happens again, to whoever was there before.
+    for (size_t i = 0; i < sizeof(SIGNALS) / sizeof(*SIGNALS); ++i)
+        if (SIGNALS[i] == signal) sigaction(signal, &others[i], nullptr);
+}
+static void catch_signals() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        struct sigaction action;
+        std::memset(&action, 0, sizeof(action));
+        action.sa_sigaction = on_signal;
+        // The handler is left by a switch of stacks, so that the signal must not stay blocked.
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+        sigemptyset(&action.sa_mask);
+        for (size_t i = 0; i < sizeof(SIGNALS) / sizeof(*SIGNALS); ++i) sigaction(SIGNALS[i], &action, &others[i]);
+    });
+    // Threads of Rust have a stack for signals.
+    stack_t now;
+    if (sigaltstack(nullptr, &now) == 0 && !(now.ss_flags & SS_DISABLE)) return;
+    alignas(16) static thread_local char memory[16384];
+    stack_t own;
+    own.ss_sp = memory, own.ss_size = sizeof(memory), own.ss_flags = 0;
+    sigaltstack(&own, nullptr);
+}
+static const char* name_of(int signal) {
+    return signal == SIGFPE ? "a division by 0" : signal == SIGBUS ? "a misaligned access" : "an access to memory that is not there";
+}
+
 // ---- blocks -----------------------------------------------------------------------------------------------------
 
-// Of each stack; a page that may not be touched lies below.
-constexpr size_t STACK = 128 * 1024, PAGE = 4096;
+// Of each stack. Below lies what may not be touched, as much as a compiler for ARM passes over without a look.
+constexpr size_t STACK = 128 * 1024, CLOSED = 64 * 1024;
 // Stacks begin at different offsets, so that their tops do not share the sets of a cache.
 static size_t stagger(size_t i) { return i * 832 % 16384; }
 // Behind dynamic shared memory, to find writes past its end.
@@ -274,6 +318,11 @@ static bool run_warp(Run& run, Warp& warp) {
     warp.begin_round();
     lane = warp.next_ready();
     lockstep_switch(&run.scheduler, lane->stack_pointer);
+    if (run.signal) {
+        char address[32];
+        std::snprintf(address, sizeof(address), "%p", run.address);
+        run.set_failure("thread " + std::to_string(lane->thread.x) + ": " + name_of(run.signal) + ", at " + address);
+    }
     return run.failure.empty();
 }
 
@@ -289,7 +338,7 @@ static void run_block(Run& run) {
         for (const Warp& warp : run.warps)
             if (warp.parked && !waits) waits = &warp.lanes[0];
         for (const Warp& warp : run.warps)
-            if (waits && !(warp.parked && same(waits->site, warp.lanes[0].site))) missing = &warp.lanes[0];
+            if (waits && !missing && !(warp.parked && same(waits->site, warp.lanes[0].site))) missing = &warp.lanes[0];
         if (!waits) return;
         if (missing) {
             run.set_failure("a barrier that not all threads reach: " + describe(*waits) + ", " + describe(*missing));
@@ -311,13 +360,13 @@ struct LockstepPool {
     Run run;
 
     ~LockstepPool() {
-        for (void* stack : stacks) munmap(stack, STACK + PAGE);
+        for (void* stack : stacks) munmap(stack, STACK + CLOSED);
     }
     bool grow(size_t n) {
         while (stacks.size() < n) {
-            void* stack = mmap(nullptr, STACK + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            void* stack = mmap(nullptr, STACK + CLOSED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (stack == MAP_FAILED) return false;
-            mprotect(stack, PAGE, PROT_NONE);
+            mprotect(stack, CLOSED, PROT_NONE);
             stacks.push_back(stack);
         }
         return true;
@@ -345,6 +394,7 @@ extern "C" int lockstep_run(LockstepPool* pool, const LockstepKernel* kernel, co
     run.entry = kernel->entry;
     run.param = param;
     run.failure.clear();
+    run.signal = 0;
     run.lanes.resize(threads);
     run.warps.resize((threads + LANES - 1) / LANES);
     for (size_t i = 0; i < threads; ++i) {
@@ -354,7 +404,7 @@ extern "C" int lockstep_run(LockstepPool* pool, const LockstepKernel* kernel, co
         l.index = i % LANES;
         l.warp = &run.warps[i / LANES];
         l.stack = pool->stacks[i];
-        l.stack_pointer = prepare_stack((char*)pool->stacks[i] + PAGE + STACK - stagger(i), fiber);
+        l.stack_pointer = prepare_stack((char*)pool->stacks[i] + CLOSED + STACK - stagger(i), fiber);
     }
     for (size_t w = 0; w < run.warps.size(); ++w) {
         Warp& warp = run.warps[w];
@@ -373,12 +423,13 @@ extern "C" int lockstep_run(LockstepPool* pool, const LockstepKernel* kernel, co
         poison(shared + grid->shared_bytes, SHARED_GUARD, GUARD_WORD);
     }
 
+    catch_signals();
     running = &run;
     lockstep::block = &run.block;
     run_block(run);
     lane = nullptr;
-    lockstep::block = nullptr;
     running = nullptr;
+    lockstep::block = nullptr;
     // Of a block that has failed, whose threads are not taken up again.
     for (Lane& l : run.lanes) {
         while (Copy* copy = l.first_copy) {

@@ -133,7 +133,8 @@ impl Driver for EmulatedDriver {
 
     fn function(&self, name: &str) -> Result<Function> {
         let none = || failed(("cuModuleGetFunction", format!("there is no kernel `{name}`")));
-        let kernel = Kernel::find(name).ok_or_else(none)?;
+        let substitute = self.options.substitutes.iter().find(|(original, _)| original == name);
+        let kernel = Kernel::find(substitute.map_or(name, |(_, other)| other)).ok_or_else(none)?;
         Ok(Function { handle: kernel.handle(), param_bytes: kernel.param_bytes() })
     }
 

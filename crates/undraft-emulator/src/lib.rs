@@ -11,6 +11,7 @@
 //! | a read of shared or fresh device memory that nobody has written | NaN; error with [`Options::every_schedule`] if it changes a result |
 //! | a read of what an asynchronous copy has not brought yet | the same |
 //! | a write past the end of a buffer, or of shared memory | error after the launch |
+//! | accesses far beyond a buffer, to freed memory or through a wild pointer | error |
 //! | copies and fills beyond a buffer, wrong parameters, grids and recordings | error |
 //! | results that are used before the stream has been synchronised | work is only done then |
 //!
@@ -28,6 +29,7 @@ mod driver;
 mod engine;
 mod memory;
 mod options;
+mod pages;
 mod work;
 
 pub use driver::EmulatedDriver;

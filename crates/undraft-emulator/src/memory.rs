@@ -1,79 +1,79 @@
-//! Device memory: host memory with guards around it.
+//! Device memory: host memory with guards around it, and closed pages around these.
 
-use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 
 use undraft_cuda::driver::DevicePtr;
 
 use crate::options::Poison;
+use crate::pages::{Pages, Region};
 
-/// Bytes before and behind each allocation.
+/// Bytes before and behind each allocation, which is aligned to 256 so.
 const GUARD: usize = 1024;
-const ALIGN: usize = 256;
 /// NaN of every element type, and no value that arithmetic gives.
 const GUARD_WORD: u16 = 0x7fd5;
+const INTACT: [u8; GUARD] = {
+    let mut guard = [0; GUARD];
+    let mut i = 0;
+    while i < GUARD {
+        guard[i] = GUARD_WORD.to_le_bytes()[i % 2];
+        i += 1;
+    }
+    guard
+};
 
 #[derive(Debug)]
 struct Allocation {
-    begin: *mut u8,
-    layout: Layout,
+    region: Region,
     bytes: usize,
 }
 
 /// All allocations of a device, by address.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
+    pages: Pages,
     allocations: BTreeMap<DevicePtr, Allocation>,
 }
 
-// SAFETY: the allocations belong to the one `Memory`, which frees them.
+// SAFETY: the regions belong to the one `Memory`.
 unsafe impl Send for Memory {}
 
 /// Bytes of all allocations, guards included, in the order of addresses.
 pub(crate) struct Snapshot(Vec<Vec<u8>>);
 
 fn fill(bytes: &mut [u8], word: u16) {
-    for (i, byte) in bytes.iter_mut().enumerate() {
-        *byte = word.to_le_bytes()[i % 2];
-    }
+    let word = word.to_le_bytes();
+    let mut pairs = bytes.chunks_exact_mut(2);
+    pairs.by_ref().for_each(|pair| pair.copy_from_slice(&word));
+    pairs.into_remainder().fill(word[0]);
 }
 
 impl Allocation {
     /// All of it, guards included.
     fn whole(&self) -> &[u8] {
-        // SAFETY: allocated with this size and filled by `Memory::alloc`; nothing runs on the device now.
-        unsafe { std::slice::from_raw_parts(self.begin, self.layout.size()) }
+        // SAFETY: so many bytes of an open region, which the system has filled with zeros at first; nothing runs on the device now.
+        unsafe { std::slice::from_raw_parts(self.region.begin.as_ptr(), self.bytes + 2 * GUARD) }
     }
     fn whole_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.begin, self.layout.size()) }
+        unsafe { std::slice::from_raw_parts_mut(self.region.begin.as_ptr(), self.bytes + 2 * GUARD) }
     }
     fn guards_are_whole(&self) -> bool {
         let whole = self.whole();
-        let intact = |guard: &[u8]| guard.iter().enumerate().all(|(i, &b)| b == GUARD_WORD.to_le_bytes()[i % 2]);
-        intact(&whole[..GUARD]) && intact(&whole[GUARD + self.bytes..])
+        whole[..GUARD] == INTACT && whole[GUARD + self.bytes..] == INTACT
     }
 }
 
 impl Memory {
     pub(crate) fn alloc(&mut self, bytes: usize, poison: Poison) -> Result<DevicePtr, String> {
         let size = bytes.checked_add(2 * GUARD).ok_or("more bytes than addresses")?;
-        let layout = Layout::from_size_align(size, ALIGN).map_err(|e| e.to_string())?;
-        // SAFETY: the size is at least that of the guards.
-        let begin = unsafe { alloc(layout) };
-        if begin.is_null() {
-            return Err(format!("{bytes} bytes are not to be had"));
-        }
-        // SAFETY: just allocated with this size; zeroed first, so that every byte is initialised.
-        let whole = unsafe {
-            begin.write_bytes(0, size);
-            std::slice::from_raw_parts_mut(begin, size)
-        };
-        fill(&mut whole[..GUARD], GUARD_WORD);
+        let region = self.pages.open(size).ok_or_else(|| format!("{bytes} bytes are not to be had"))?;
+        let address = region.begin.as_ptr() as DevicePtr + GUARD as DevicePtr;
+        let mut allocation = Allocation { region, bytes };
+        let whole = allocation.whole_mut();
+        whole[..GUARD].copy_from_slice(&INTACT);
         fill(&mut whole[GUARD..GUARD + bytes], poison.word());
-        fill(&mut whole[GUARD + bytes..], GUARD_WORD);
-        let address = begin as DevicePtr + GUARD as DevicePtr;
-        self.allocations.insert(address, Allocation { begin, layout, bytes });
+        whole[GUARD + bytes..].copy_from_slice(&INTACT);
+        self.allocations.insert(address, allocation);
         Ok(address)
     }
 
@@ -82,8 +82,7 @@ impl Memory {
             return Err(format!("{address:#x} is not the address of an allocation"));
         };
         let whole = allocation.guards_are_whole();
-        // SAFETY: allocated with this layout, and no longer in the list.
-        unsafe { dealloc(allocation.begin, allocation.layout) };
+        self.pages.close(allocation.region);
         if whole { Ok(()) } else { Err(outside(address, allocation.bytes)) }
     }
 
@@ -130,13 +129,4 @@ impl Memory {
 
 fn outside(address: DevicePtr, bytes: usize) -> String {
     format!("a write outside of the allocation of {bytes} bytes at {address:#x}")
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        for allocation in self.allocations.values() {
-            // SAFETY: allocated with this layout, freed here alone.
-            unsafe { dealloc(allocation.begin, allocation.layout) };
-        }
-    }
 }

@@ -65,12 +65,21 @@ pub struct Options {
     pub threads: usize,
     /// A launch is done under each of them, on the same memory; different results are an error. At least one.
     pub schedules: Vec<Schedule>,
+    /// Kernels to run in the place of others: name, other name.
+    pub substitutes: Vec<(String, String)>,
 }
 
 impl Default for Options {
     /// Shared memory of sm_80, 2 multiprocessors, one thread, [`Schedule::FORWARD`].
     fn default() -> Self {
-        Self { num_sms: 2, max_shared: 166_912, shared_per_sm: 167_936, threads: 1, schedules: vec![Schedule::FORWARD] }
+        Self {
+            num_sms: 2,
+            max_shared: 166_912,
+            shared_per_sm: 167_936,
+            threads: 1,
+            schedules: vec![Schedule::FORWARD],
+            substitutes: Vec::new(),
+        }
     }
 }
 
