@@ -5,14 +5,14 @@
 //! H = 16, HV = 32, K = V = 128, bf16 q, k, v, a, b and o, gate, beta's logit and L2 norm in the kernel. One CUDA graph holds a
 //! launch for each of so many layers that their states exceed the L2 cache; a figure is the median over replays, divided
 //! by the layers. Rounds of verification replay 1 to 4 kept tokens of the round before and write the state back, 1 token
-//! more in every further sequence and round.
+//! more in every further sequence and round. `chunk` is one sequence and one layer; `tools/cuda/fla_chunk.py` times the same.
 
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _, result};
 use undraft_core::{GdnDims, bf16};
-use undraft_cuda::raw::{Captured, DecayForm, DevicePtr, Elements, RecurrentParams, Switch};
+use undraft_cuda::raw::{Captured, ChunkParams, DecayForm, DevicePtr, Elements, RecurrentParams, Switch};
 use undraft_cuda::{CudaBackend, cudarc};
 use undraft_testing::Rng;
 
@@ -21,6 +21,8 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 /// Bytes of all layers' states, several times an L2 cache.
 const WORKING_SET: usize = 400 << 20;
 const REPLAYS: usize = 15;
+/// Tokens of the chunked form's sequence.
+const CHUNK_TOKENS: [usize; 2] = [1024, 8192];
 /// Tokens of a slot of the logs.
 const LOG_TOKENS: usize = 16;
 
@@ -264,10 +266,48 @@ impl Gpu {
         Ok(())
     }
 
-    /// Median microseconds a layer, the mean over the cycle's graphs.
+    /// A graph of one call of the chunked form on one sequence.
+    fn chunk_graph(&self, memory: &mut Memory, tokens: usize) -> Result<CudaGraph> {
+        let (d, rng, bf16s, f32s) = (&self.dims, &mut Rng::new(7), Elements::Bf16, Elements::F32);
+        let mut p = ChunkParams::new(d, 1, tokens);
+        p.q = self.random(memory, rng, bf16s, tokens * d.key_dim(), 1.0)?;
+        p.k = self.random(memory, rng, bf16s, tokens * d.key_dim(), 1.0)?;
+        p.v = self.random(memory, rng, bf16s, tokens * d.value_dim(), 1.0)?;
+        p.out = self.random(memory, rng, bf16s, tokens * d.value_dim(), 1.0)?;
+        p.decay = self.random(memory, rng, bf16s, tokens * d.num_v_heads(), 1.0)?;
+        p.beta = self.random(memory, rng, bf16s, tokens * d.num_v_heads(), 1.0)?;
+        p.a_log = self.random(memory, rng, f32s, d.num_v_heads(), 0.5)?;
+        p.dt_bias = self.random(memory, rng, f32s, d.num_v_heads(), 0.5)?;
+        p.state = self.random(memory, rng, f32s, d.state_len(), 0.2)?;
+        (p.q_dtype, p.k_dtype, p.v_dtype, p.out_dtype) = (bf16s, bf16s, bf16s, bf16s);
+        (p.decay_dtype, p.beta_dtype) = (bf16s, bf16s);
+        (p.decay_form, p.beta_is_logit, p.l2_norm, p.eps) = (DecayForm::Gate, Switch::On, Switch::On, 1e-6);
+        p.cu_seqlens = self.integers(memory, &[0, tokens as i32])?;
+        p.state_indices = self.integers(memory, &[0])?;
+        let launcher = self.backend.launcher();
+        p.workspace = self.random(memory, rng, f32s, launcher.chunk_workspace_bytes(&p).div_ceil(4) as usize, 1.0)?;
+        self.stream.synchronize()?;
+        self.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        // SAFETY: the buffers have these sizes and live as long as `memory`.
+        unsafe { launcher.chunk_gated_delta_rule(self.stream.cu_stream(), &p)? };
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        Ok(self.stream.end_capture(flags)?.ok_or("an empty graph")?)
+    }
+
+    fn measure_chunk(&self, tokens: usize) -> Result<f64> {
+        let mut memory = Memory::default();
+        let graph = self.chunk_graph(&mut memory, tokens)?;
+        self.replay(&[graph], 1)
+    }
+
     fn measure(&self, row: &Row, batch: usize) -> Result<f64> {
         let mut memory = Memory::default();
         let (graphs, layers) = self.graphs(&mut memory, row, batch)?;
+        self.replay(&graphs, layers)
+    }
+
+    /// Median microseconds a layer, the mean over the cycle's graphs.
+    fn replay(&self, graphs: &[CudaGraph], layers: usize) -> Result<f64> {
         let context = self.stream.context();
         let timing = Some(CUevent_flags::CU_EVENT_DEFAULT);
         let (start, end) = (context.new_event(timing)?, context.new_event(timing)?);
@@ -313,6 +353,12 @@ fn main() -> Result<()> {
             cells += &format!(" {us:.1} |");
         }
         println!("| {} |{cells}", row.name);
+    }
+    for tokens in CHUNK_TOKENS {
+        let name = format!("chunk T={tokens}, f32 state");
+        if name.contains(only) {
+            println!("| {name} | {:.1} |{}", gpu.measure_chunk(tokens)?, " |".repeat(batches.len() - 1));
+        }
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 // All kernels, one translation unit.
 #include "causal_conv1d_fn.cu"
 #include "causal_conv1d_update.cu"
+#include "chunk_gated_delta_rule.cu"
 #include "commit_states.cu"
 #include "dense_argmax.cu"
 #include "dense_attention.cu"

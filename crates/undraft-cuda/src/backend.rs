@@ -41,14 +41,7 @@ impl CudaBackend {
         let stream = Stream::new(launcher.driver())?;
         let caps = Caps {
             backend: NAME,
-            ops: &[
-                Op::FusedGdnGating,
-                Op::CausalConv1dUpdate,
-                Op::CausalConv1dFn,
-                Op::FusedRecurrentGatedDeltaRule,
-                Op::CommitStates,
-                Op::RmsNormGated,
-            ],
+            ops: &Op::ALL,
             io: &[DType::F32, DType::Bf16, DType::F16],
             captures: &[Capture::DeltaLog, Capture::PerToken, Capture::Final],
             max_head_dim: MAX_HEAD_DIM,
@@ -92,12 +85,8 @@ impl Backend for CudaBackend {
     fn fused_recurrent_gated_delta_rule(&self, args: Checked<FusedRecurrentArgs<'_>>) -> Result<(), Error> {
         Ok(ops::fused_recurrent_gated_delta_rule::run(self, args.into_inner())?)
     }
-    fn chunk_gated_delta_rule(&self, _: Checked<ChunkGatedDeltaRuleArgs<'_>>) -> Result<(), Error> {
-        Err(Error::Unsupported {
-            backend: NAME,
-            what: "`chunk_gated_delta_rule`".into(),
-            hint: "use `fused_recurrent_gated_delta_rule` with capture `Final`",
-        })
+    fn chunk_gated_delta_rule(&self, args: Checked<ChunkGatedDeltaRuleArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::chunk_gated_delta_rule::run(self, args.into_inner())?)
     }
     fn commit_states(&self, args: Checked<CommitStatesArgs<'_>>) -> Result<(), Error> {
         Ok(ops::commit_states::run(self, args.into_inner())?)

@@ -34,6 +34,7 @@ use crate::driver::{Driver, Launch};
 use crate::error::{CudaError, Result};
 pub use crate::ops::causal_conv1d_fn::ConvFnParams;
 pub use crate::ops::causal_conv1d_update::ConvUpdateParams;
+pub use crate::ops::chunk_gated_delta_rule::{ChunkParams, ChunkWorkspace};
 pub use crate::ops::commit_states::CommitParams;
 pub use crate::ops::fused_gdn_gating::GatingParams;
 pub use crate::ops::fused_recurrent_gated_delta_rule::RecurrentParams;
@@ -139,8 +140,6 @@ pub(crate) struct Grid {
     pub(crate) blocks: (u64, u32),
     pub(crate) threads: u32,
     pub(crate) shared: usize,
-    /// Whether the launch may begin before the one before has ended.
-    pub(crate) overlap: bool,
 }
 
 impl Launcher {
@@ -169,6 +168,23 @@ impl Launcher {
         stream: CUstream,
         params: &P,
     ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with(op, kernel, grid, false, stream, params) }
+    }
+
+    /// [`Launcher::launch`]; with `overlap` it may begin before the launch before it has ended, if the kernel waits for that.
+    ///
+    /// # Safety
+    /// As [`Launcher::launch`].
+    pub(crate) unsafe fn launch_with<P>(
+        &self,
+        op: &'static str,
+        kernel: Kernel,
+        grid: Grid,
+        overlap: bool,
+        stream: CUstream,
+        params: &P,
+    ) -> Result<()> {
         if grid.blocks.0 == 0 || grid.blocks.1 == 0 {
             return Ok(());
         }
@@ -186,7 +202,7 @@ impl Launcher {
             blocks: (blocks, grid.blocks.1),
             threads: grid.threads,
             shared: grid.shared as u32,
-            overlap: grid.overlap,
+            overlap,
             // SAFETY: the bytes of a borrowed value; those of its padding may be uninitialised.
             params: unsafe { std::slice::from_raw_parts(params, size_of::<P>()) },
         };

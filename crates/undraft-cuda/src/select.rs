@@ -1,7 +1,10 @@
 //! Which kernel runs a call, and with what grid: pure functions of sizes, without a GPU.
 
+pub(crate) mod chunk;
+
 use undraft_core::DType;
 
+use self::chunk::ChunkKernel;
 use crate::dense::select::DenseKernel;
 
 /// A function of the fat binary.
@@ -18,6 +21,7 @@ pub(crate) enum Kernel {
     },
     Recurrent(Recurrent),
     Dense(DenseKernel),
+    Chunk(ChunkKernel),
 }
 
 /// A kernel of the recurrence.
@@ -106,6 +110,7 @@ impl Kernel {
             all.extend(STATES.iter().map(|&state| Kernel::Recurrent(Recurrent { state, padded_k, rows, kind })));
         }
         all.extend(DenseKernel::all().map(Kernel::Dense));
+        all.extend(ChunkKernel::ALL.map(Kernel::Chunk));
         all
     }
 
@@ -123,6 +128,9 @@ impl Kernel {
                 4 + (2 + row) * STATES.len() + of_state(state)
             }
             Kernel::Dense(kernel) => 4 + (2 + RECURRENT.len()) * STATES.len() + kernel.index(),
+            Kernel::Chunk(kernel) => {
+                4 + (2 + RECURRENT.len()) * STATES.len() + DenseKernel::all().count() + kernel.index()
+            }
         }
     }
 
@@ -144,6 +152,7 @@ impl Kernel {
                 format!("recurrent_{}_k{padded_k}_r{rows}_{kind}", state.name())
             }
             Kernel::Dense(kernel) => kernel.name(),
+            Kernel::Chunk(kernel) => kernel.name(),
         }
     }
 }

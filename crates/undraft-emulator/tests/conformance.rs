@@ -6,7 +6,7 @@ use undraft_cuda::CudaBackend;
 use undraft_emulator::{EmulatedDriver, Options};
 
 fn emulated() -> Option<CudaBackend> {
-    let driver = EmulatedDriver::new(Options::default()).unwrap();
+    let driver = EmulatedDriver::new(Options { max_shared: 232_448, ..Options::default() }).unwrap();
     Some(CudaBackend::with_driver(Arc::new(driver)).unwrap())
 }
 

@@ -38,7 +38,8 @@ fn run(options: Options, kernel: &str, shared: u32) -> Result<Vec<f32>, String> 
     let params: Vec<MaybeUninit<u8>> = params.into_iter().map(MaybeUninit::new).collect();
     assert_eq!(params.len(), size_of::<FaultParams>());
     let function = driver.function(kernel).unwrap();
-    let launch = Launch { function, blocks: (BLOCKS, 1), threads: THREADS as u32, shared, overlap: false, params: &params };
+    let launch =
+        Launch { function, blocks: (BLOCKS, 1), threads: THREADS as u32, shared, overlap: false, params: &params };
     // SAFETY: the parameter points to as many elements as the kernels of `faults.cu` take; the wrong ones among them go an
     // element further, which lies in a guard of the emulator.
     unsafe { driver.launch(stream.handle(), &launch).unwrap() };

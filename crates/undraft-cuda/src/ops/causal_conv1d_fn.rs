@@ -53,7 +53,7 @@ impl Launcher {
         let params = ConvFnParams { channel_blocks: channel_blocks as i32, ..params.clone() };
         let token_blocks = longest.div_ceil(TOKENS).clamp(1, 0xffff) as u32;
         let blocks = (params.num_seqs.max(0) as u64 * channel_blocks, token_blocks);
-        let grid = Grid { blocks, threads: 128, shared: 0, overlap: false };
+        let grid = Grid { blocks, threads: 128, shared: 0 };
         // SAFETY: the kernel takes these parameters; the caller's promise.
         unsafe { self.launch("causal_conv1d_fn", Kernel::CausalConv1dFn, grid, stream, &params) }
     }

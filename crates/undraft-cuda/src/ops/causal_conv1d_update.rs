@@ -64,12 +64,7 @@ impl Launcher {
     pub unsafe fn causal_conv1d_update(&self, stream: CUstream, params: &ConvUpdateParams) -> Result<()> {
         let channel_blocks = (params.channels.max(0) as u64).div_ceil(128);
         let params = ConvUpdateParams { channel_blocks: channel_blocks as i32, ..params.clone() };
-        let grid = Grid {
-            blocks: (params.num_seqs.max(0) as u64 * channel_blocks, 1),
-            threads: 128,
-            shared: 0,
-            overlap: false,
-        };
+        let grid = Grid { blocks: (params.num_seqs.max(0) as u64 * channel_blocks, 1), threads: 128, shared: 0 };
         // SAFETY: the kernel takes these parameters; the caller's promise.
         unsafe { self.launch("causal_conv1d_update", Kernel::CausalConv1dUpdate, grid, stream, &params) }
     }

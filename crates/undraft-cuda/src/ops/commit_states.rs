@@ -72,12 +72,8 @@ impl Launcher {
         let blocks_per_head = head.div_ceil(THREADS * PIECES * lanes as u64);
         let params = CommitParams { blocks_per_head: blocks_per_head as i32, ..params.clone() };
         let heads = params.num_seqs.max(0) as u64 * params.num_v_heads.max(0) as u64;
-        let grid = Grid {
-            blocks: (heads * blocks_per_head, u32::from(num_layers)),
-            threads: THREADS as u32,
-            shared: 0,
-            overlap: false,
-        };
+        let grid =
+            Grid { blocks: (heads * blocks_per_head, u32::from(num_layers)), threads: THREADS as u32, shared: 0 };
         let kernel = Kernel::CommitStates { state: state.into(), lanes };
         // SAFETY: the kernel takes these parameters; the caller's promise.
         unsafe { self.launch("commit_states", kernel, grid, stream, &params) }

@@ -41,7 +41,7 @@ impl Launcher {
     pub unsafe fn fused_gdn_gating(&self, stream: CUstream, params: &GatingParams) -> Result<()> {
         let decays = params.num_v_heads.max(0) as u64 * params.decay_dim.max(0) as u64;
         let elements = params.num_tokens.max(0) as u64 * decays;
-        let grid = Grid { blocks: (elements.div_ceil(128), 1), threads: 128, shared: 0, overlap: false };
+        let grid = Grid { blocks: (elements.div_ceil(128), 1), threads: 128, shared: 0 };
         // SAFETY: the kernel takes these parameters; the caller's promise.
         unsafe { self.launch("fused_gdn_gating", Kernel::FusedGdnGating, grid, stream, params) }
     }

@@ -184,15 +184,11 @@ impl Launcher {
             v_heads_per_k_head: params.num_v_heads / params.num_k_heads.max(1),
             ..params.clone()
         };
-        let grid = Grid {
-            blocks: (u64::from(plan.num_blocks), 1),
-            threads: plan.threads,
-            shared: plan.shared,
-            overlap: params.early == Switch::On,
-        };
+        let grid = Grid { blocks: (u64::from(plan.num_blocks), 1), threads: plan.threads, shared: plan.shared };
         let kernel = Kernel::Recurrent(plan.kernel);
+        let overlap = params.early == Switch::On;
         // SAFETY: the kernel takes these parameters, and its rows are shared out as the plan says; the caller's promise.
-        unsafe { self.launch("fused_recurrent_gated_delta_rule", kernel, grid, stream, &params) }
+        unsafe { self.launch_with("fused_recurrent_gated_delta_rule", kernel, grid, overlap, stream, &params) }
     }
 }
 

@@ -42,7 +42,7 @@ impl Launcher {
     /// The contract of [`crate::raw`].
     pub unsafe fn rms_norm_gated(&self, stream: CUstream, params: &NormParams) -> Result<()> {
         let heads = params.num_rows.max(0) as u64 * params.num_heads.max(0) as u64;
-        let grid = Grid { blocks: (heads.div_ceil(4), 1), threads: 128, shared: 0, overlap: false };
+        let grid = Grid { blocks: (heads.div_ceil(4), 1), threads: 128, shared: 0 };
         // SAFETY: the kernel takes these parameters; the caller's promise.
         unsafe { self.launch("rms_norm_gated", Kernel::RmsNormGated, grid, stream, params) }
     }

@@ -1,0 +1,381 @@
+// For the scan on tensor cores: a chunk's q and k as they are, in bf16; the inverse and the weights of the outputs as sums of
+// bf16; what norms and decay multiply rows by. bf16 q and k, one decay a head.
+#pragma once
+#include "chunk.cuh"
+#include "mma.cuh"
+
+namespace chunk {
+
+// Rows of COLUMNS 16-bit elements, pieces of 8 exchanged within a row so that eight rows' pieces lie in different banks.
+template <int COLUMNS>
+struct Tile {
+    static constexpr int PIECES_OF_ROW = COLUMNS / 8;
+    static constexpr int LEN = CHUNK * COLUMNS;
+    static __device__ __forceinline__ int piece(int row, int i) { return (row * PIECES_OF_ROW + (i ^ (row & 7))) * 8; }
+    static __device__ __forceinline__ int element(int row, int column) { return piece(row, column / 8) + column % 8; }
+};
+typedef Tile<CHUNK> Triangle;
+// bf16 that an element of the inverse, and a weight of the outputs, is the sum of.
+constexpr int INVERSE_PARTS = 3, ATTENTION_PARTS = 2;
+
+__device__ __forceinline__ bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+__device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00000u); }
+
+constexpr int TILES_THREADS = 256;
+constexpr int TILES_HEADS = 2;                         // value heads of a block, at most
+constexpr int BLOCK = 16, NUM_BLOCKS = CHUNK / BLOCK;  // tokens that are decayed, and inverted, together
+
+// A block: a chunk, a key head and up to TILES_HEADS of its value heads.
+template <int KP>
+struct Tiles {
+    static constexpr int PITCH = CHUNK + 4;  // of f32 triangles: rows of float4
+    static constexpr int PRODUCT_PITCH = CHUNK / 2 + 4;
+    static constexpr int DIAGONAL_PITCH = BLOCK + 1;
+    const Params& p;
+    int index, h, first_head, num_heads, tid, lane, warp;
+    int4 tokens;
+    // q and k while they are multiplied, then the system's weights and its inverse.
+    u16 *q, *k;                // Tile<KP>
+    float *weights, *inverse;  // [CHUNK][PITCH]
+    float* product;            // [CHUNK / 2][PRODUCT_PITCH]
+    float* norms;              // [2][CHUNK]: of q, of k
+    int* spoiled;              // tokens from the first one that is not finite on
+    // Of each value head; those below belong to the one at hand.
+    struct Decays {
+        float alpha[CHUNK], beta[CHUNK];
+        float from_start[CHUNK], to_end[CHUNK];  // from a block's start through t; past t to its end
+        float diagonal[CHUNK][DIAGONAL_PITCH];   // D(t, s) in blocks
+    };
+    Decays* heads;  // [TILES_HEADS]
+
+    static constexpr int KEY_BYTES = 2 * Tile<KP>::LEN * 2;
+    static constexpr int TRIANGLE_BYTES = (2 * CHUNK * PITCH + CHUNK / 2 * PRODUCT_PITCH) * 4;
+    static constexpr int FIRST_BYTES = KEY_BYTES > TRIANGLE_BYTES ? KEY_BYTES : TRIANGLE_BYTES;
+
+    __device__ __forceinline__ Tiles(const Params& params) : p(params), tid(thread_index()) {
+        lane = tid % 32, warp = tid / 32;
+        int of_key_head = p.num_v_heads / p.num_k_heads, groups = ceil_div(of_key_head, TILES_HEADS);
+        index = blockIdx.x / (p.num_k_heads * groups), h = blockIdx.x / groups % p.num_k_heads;
+        first_head = blockIdx.x % groups * TILES_HEADS, num_heads = min(TILES_HEADS, of_key_head - first_head);
+        unsigned char* shared = shared_memory();
+        q = (u16*)shared, k = q + Tile<KP>::LEN;
+        weights = (float*)shared, inverse = weights + CHUNK * PITCH, product = inverse + CHUNK * PITCH;
+        norms = (float*)(shared + FIRST_BYTES), spoiled = (int*)(norms + 2 * CHUNK), heads = (Decays*)(spoiled + 4);
+    }
+    // Value head i of the block's.
+    __device__ __forceinline__ int value_head(int i) const {
+        int nth = first_head + i;
+        return p.tiled ? nth * p.num_k_heads + h : h * (p.num_v_heads / p.num_k_heads) + nth;
+    }
+
+    // Eight neighbours of a row in memory, padded with zeros.
+    __device__ __forceinline__ uint4 load_piece(const void* from, i64 at, int channel) const {
+        if (p.keys_in_place) return *(const uint4*)((const u16*)from + at);
+        u32 x[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            u32 first = channel + 2 * j < p.head_k_dim ? ((const u16*)from)[at + 2 * j] : 0;
+            u32 second = channel + 2 * j + 1 < p.head_k_dim ? ((const u16*)from)[at + 2 * j + 1] : 0;
+            x[j] = second << 16 | first;
+        }
+        return make_uint4(x[0], x[1], x[2], x[3]);
+    }
+    // q and k as they are into shared memory, decay factors and beta.
+    __device__ __forceinline__ void load() {
+        constexpr int PIECES_OF_TILE = Tile<KP>::LEN / 8, PER_THREAD = 2 * PIECES_OF_TILE / TILES_THREADS;
+        uint4 x[PER_THREAD];
+#pragma unroll
+        for (int j = 0; j < PER_THREAD; ++j) {
+            bool is_key = j >= PER_THREAD / 2;
+            int i = (j % (PER_THREAD / 2)) * TILES_THREADS + tid, t = i / (KP / 8), channel = i % (KP / 8) * 8;
+            i64 at = (tokens.y + (i64)t) * (is_key ? p.k_stride : p.q_stride) + (i64)h * p.head_k_dim + channel;
+            x[j] = t < tokens.z ? load_piece(is_key ? p.k : p.q, at, channel) : make_uint4(0, 0, 0, 0);
+        }
+        int head = tid / CHUNK % TILES_HEADS, t = tid % CHUNK;
+        if (head < num_heads) {
+            i64 token = tokens.y + (i64)t;
+            if (tid < TILES_HEADS * CHUNK)
+                heads[head].alpha[t] = t < tokens.z ? decay_factor(p, token, value_head(head), 0) : 1.0f;
+            else
+                heads[head].beta[t] = t < tokens.z ? beta_of(p, token, value_head(head)) : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < PER_THREAD; ++j) {
+            int i = (j % (PER_THREAD / 2)) * TILES_THREADS + tid;
+            *(uint4*)((j >= PER_THREAD / 2 ? k : q) + Tile<KP>::piece(i / (KP / 8), i % (KP / 8))) = x[j];
+        }
+        __syncthreads();
+    }
+    // What the norm multiplies a row by, two threads a row. Where rows are rounded to bf16, they are multiplied here.
+    __device__ __forceinline__ void normalise() {
+        constexpr int PER_THREAD = KP / 16;
+        int row = tid / 2 % CHUNK, first = tid % 2 * PER_THREAD;
+        u16* of = tid < 2 * CHUNK ? q : k;
+        float sum = 0.0f, factor = 1.0f;
+        if (p.l2_norm) {
+            for (int j = 0; j < PER_THREAD; ++j) {
+                uint4 x = *(const uint4*)(of + Tile<KP>::piece(row, first + j));
+                u32 words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float lower = mma::lower_bf16(words[i]), upper = mma::upper_bf16(words[i]);
+                    sum = __fmaf_rn(upper, upper, __fmaf_rn(lower, lower, sum));
+                }
+            }
+            sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
+            factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(sum, p.eps)));
+        }
+        if (p.l2_norm && p.round_io) {
+            for (int j = 0; j < PER_THREAD; ++j)
+                for (int i = 0; i < 8; i += 2) {
+                    u32& x = *(u32*)(of + Tile<KP>::piece(row, first + j) + i);
+                    x = to_bf16x2(__fmul_rn(mma::lower_bf16(x), factor), __fmul_rn(mma::upper_bf16(x), factor));
+                }
+            factor = 1.0f;
+        }
+        if (tid % 2 == 0) norms[tid / 2] = row < tokens.z ? factor : 0.0f;
+        __syncthreads();
+    }
+    __device__ __forceinline__ void store_keys() const {
+        constexpr int VECTORS = Tile<KP>::LEN / 8;
+        if (first_head > 0 || p.keys_in_place) return;
+        i64 first = ((i64)index * p.num_k_heads + h) * VECTORS;
+        for (int i = tid; i < VECTORS; i += TILES_THREADS) {
+            ((uint4*)p.query_tiles)[first + i] = ((const uint4*)q)[i];
+            ((uint4*)p.key_tiles)[first + i] = ((const uint4*)k)[i];
+        }
+    }
+
+    // Rows BLOCK (warp % 4) .. of k_t . k_s (warps 0 to 3) or q_t . k_s, without norms: exact products.
+    __device__ __forceinline__ void multiply_keys(float (&d)[CHUNK / 8][4]) const {
+        int first = warp % NUM_BLOCKS * BLOCK, half = lane / 16, upper = lane / 8 % 2;
+        const u16* rows = warp < NUM_BLOCKS ? k : q;
+        for (int j = 0; j < KP / 16; ++j) {
+            u32 a[4], b[4];
+            mma::load_matrices(a, rows + Tile<KP>::piece(first + lane % 16, 2 * j + half));
+#pragma unroll
+            for (int n = 0; n < CHUNK / 16; ++n) {
+                if (n * 16 > first) break;
+                mma::load_matrices(b, k + Tile<KP>::piece(16 * n + 8 * half + lane % 8, 2 * j + upper));
+                mma::multiply(d[2 * n], a, b[0], b[1]);
+                mma::multiply(d[2 * n + 1], a, b[2], b[3]);
+            }
+        }
+    }
+
+    // Products of decay factors within blocks.
+    __device__ __forceinline__ void multiply_decays() const {
+        int head = tid / CHUNK % TILES_HEADS, t = tid % CHUNK, first = t - t % BLOCK;
+        if (head < num_heads) {
+            Decays& d = heads[head];
+            float decay = 1.0f;
+            if (tid < TILES_HEADS * CHUNK) {
+                for (int s = t % BLOCK; s >= 0; --s) {
+                    d.diagonal[t][s] = decay;
+                    decay = __fmul_rn(decay, d.alpha[first + s]);
+                }
+                d.from_start[t] = decay;
+            } else {
+                for (int s = first + BLOCK - 1; s > t; --s) decay = __fmul_rn(decay, d.alpha[s]);
+                d.to_end[t] = decay;
+            }
+        }
+    }
+    // Decay of whole blocks first .. last.
+    __device__ __forceinline__ float blocks(const Decays& d, int first, int last) const {
+        float decay = 1.0f;
+        for (int b = first; b < last; ++b) decay = __fmul_rn(decay, d.from_start[b * BLOCK + BLOCK - 1]);
+        return decay;
+    }
+    __device__ __forceinline__ void store_factors(const Decays& d, i64 unit) const {
+        float* to = p.factors + unit * NUM_FACTORS * CHUNK;
+        const float *q_norm = norms, *k_norm = norms + CHUNK;
+        if (tid < CHUNK) {
+            float decay = __fmul_rn(blocks(d, 0, tid / BLOCK), d.from_start[tid]);
+            to[FROM_START * CHUNK + tid] = __fmul_rn(decay, k_norm[tid]);
+            to[FROM_START_Q * CHUNK + tid] = __fmul_rn(__fmul_rn(decay, q_norm[tid]), p.scale);
+        } else if (tid < 2 * CHUNK) {
+            int s = tid - CHUNK;
+            float decay = __fmul_rn(d.to_end[s], blocks(d, s / BLOCK + 1, NUM_BLOCKS));
+            to[TO_END * CHUNK + s] = __fmul_rn(decay, k_norm[s]);
+        } else if (tid == 2 * CHUNK) {
+            to[TOTAL * CHUNK] = blocks(d, 0, NUM_BLOCKS);
+        }
+    }
+
+    // From the products of a warp: the system's weights into shared memory, those of the outputs into the workspace. A row of
+    // the system that is not finite is left out, and what it spoils is marked.
+    __device__ __forceinline__ void weigh(const Decays& head, const float (&d)[CHUNK / 8][4], i64 unit) const {
+        int block = warp % NUM_BLOCKS;
+        bool is_system = warp < NUM_BLOCKS;
+        const float *q_norm = norms, *k_norm = norms + CHUNK;
+        u16* attention = p.attention_tiles + unit * ATTENTION_PARTS * Triangle::LEN;
+        // What multiplies the lane's two rows.
+        float of_row[2], from_start[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            int t = block * BLOCK + lane / 4 + 8 * i;
+            of_row[i] = is_system ? __fmul_rn(head.beta[t], k_norm[t]) : __fmul_rn(p.scale, q_norm[t]);
+            from_start[i] = head.from_start[t];
+        }
+#pragma unroll
+        for (int n = 0; n < CHUNK / 8; ++n) {
+            if (n / 2 > block) break;  // nobody looks there
+            int s = 8 * n + 2 * (lane % 4);
+            // Of a column: the norm, and in blocks before t's the decay from s to the start of t's.
+            float2 norm = *(const float2*)(k_norm + s), column = make_float2(0.0f, 0.0f);
+            if (n / 2 < block) {
+                float between = blocks(head, n / 2 + 1, block);
+                float2 to_end = *(const float2*)(head.to_end + s);
+                column = make_float2(__fmul_rn(between, to_end.x), __fmul_rn(between, to_end.y));
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                int t = block * BLOCK + lane / 4 + 8 * i;
+                float x[2] = {0.0f, 0.0f};
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    if (is_system ? s + e >= t : s + e > t) continue;
+                    float decay = n / 2 < block ? __fmul_rn(from_start[i], e ? column.y : column.x)
+                                                : head.diagonal[t][(s + e) % BLOCK];
+                    float factor = __fmul_rn(__fmul_rn(decay, e ? norm.y : norm.x), of_row[i]);
+                    x[e] = __fmul_rn(d[n][2 * i + e], factor);
+                    if (is_system && !is_finite(x[e])) atomicMax(spoiled, CHUNK - t), x[e] = 0.0f;
+                }
+                if (is_system) {
+                    *(float2*)(weights + t * PITCH + s) = make_float2(x[0], x[1]);
+                } else {
+                    u32 parts[ATTENTION_PARTS];
+                    mma::split(x[0], x[1], parts);
+#pragma unroll
+                    for (int j = 0; j < ATTENTION_PARTS; ++j)
+                        *(u32*)(attention + j * Triangle::LEN + Triangle::element(t, s)) = parts[j];
+                }
+            }
+        }
+    }
+
+    // (I + L)^-1: blocks on the diagonal by substitution; then twice, of [[A, 0], [L, B]]: -B^-1 L A^-1.
+    __device__ __forceinline__ void invert() const {
+        __syncthreads();
+        if (tid < CHUNK) {
+            int column = tid % BLOCK, first = tid - column;
+            float x[BLOCK];
+#pragma unroll
+            for (int t = 0; t < BLOCK; ++t) {
+                float sum = t == column ? 1.0f : 0.0f;
+#pragma unroll
+                for (int s = 0; s < t; ++s) sum = __fmaf_rn(-weights[(first + t) * PITCH + first + s], x[s], sum);
+                x[t] = sum;
+                inverse[(first + t) * PITCH + first + column] = sum;
+            }
+        }
+        join<BLOCK>();
+        join<2 * BLOCK>();
+        __syncthreads();
+    }
+    // From inverses of N x N blocks to those of 2 N x 2 N.
+    template <int N>
+    __device__ __forceinline__ void join() const {
+        constexpr int PAIRS = CHUNK / (2 * N), WIDTH = PAIRS * N * N / TILES_THREADS;  // neighbours of a thread
+        constexpr int PER_PAIR = TILES_THREADS / PAIRS;
+        int pair = tid / PER_PAIR, row = tid % PER_PAIR / (N / WIDTH), column = tid % (N / WIDTH) * WIDTH;
+        int upper = pair * 2 * N, lower = upper + N;
+        float sum[WIDTH] = {};
+        __syncthreads();
+        multiply_rows(weights + (lower + row) * PITCH + upper, inverse + upper * PITCH + upper + column, PITCH, N, sum);
+        // What overflows must not meet the zeros of rows above.
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j)
+            if (!is_finite(sum[j])) atomicMax(spoiled, CHUNK - (lower + row)), sum[j] = 0.0f;
+        store_row(product + (pair * N + row) * PRODUCT_PITCH + column, sum);
+        // Above the diagonal of the larger block; below, the product with -1.
+        float zero[WIDTH] = {}, negative[WIDTH] = {};
+        store_row(inverse + (upper + row) * PITCH + lower + column, zero);
+        __syncthreads();
+        multiply_rows(inverse + (lower + row) * PITCH + lower, product + pair * N * PRODUCT_PITCH + column, PRODUCT_PITCH,
+                      N, negative);
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) negative[j] = -negative[j];
+        store_row(inverse + (lower + row) * PITCH + upper + column, negative);
+    }
+    // sums += left [N] right [N, WIDTH].
+    template <int WIDTH>
+    static __device__ __forceinline__ void multiply_rows(const float* left, const float* right, int pitch, int n,
+                                                         float (&sums)[WIDTH]) {
+#pragma unroll 2
+        for (int i = 0; i < n; i += 4) {
+            float4 x = *(const float4*)(left + i);
+            float of_left[4] = {x.x, x.y, x.z, x.w}, y[WIDTH];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                load_row(y, right + (i + e) * pitch);
+#pragma unroll
+                for (int j = 0; j < WIDTH; ++j) sums[j] = __fmaf_rn(of_left[e], y[j], sums[j]);
+            }
+        }
+    }
+    static __device__ __forceinline__ void load_row(float (&to)[2], const float* from) {
+        float2 x = *(const float2*)from;
+        to[0] = x.x, to[1] = x.y;
+    }
+    static __device__ __forceinline__ void load_row(float (&to)[4], const float* from) {
+        float4 x = *(const float4*)from;
+        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+    }
+
+    static __device__ __forceinline__ void store_row(float* to, const float (&x)[2]) { *(float2*)to = make_float2(x[0], x[1]); }
+    static __device__ __forceinline__ void store_row(float* to, const float (&x)[4]) {
+        *(float4*)to = make_float4(x[0], x[1], x[2], x[3]);
+    }
+
+    // The inverse times beta, as sums of bf16.
+    __device__ __forceinline__ void store_inverse(const float* beta, i64 unit) const {
+        u16* to = p.inverse_tiles + unit * INVERSE_PARTS * Triangle::LEN;
+        int bad = CHUNK - *spoiled;
+        for (int i = tid; i < CHUNK * CHUNK / 8; i += TILES_THREADS) {
+            int t = i / (CHUNK / 8), first = i % (CHUNK / 8) * 8;
+            if (first / BLOCK > t / BLOCK) continue;  // nobody looks there
+            u32 parts[4][INVERSE_PARTS];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float x[2];
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    int s = first + 2 * j + e;
+                    x[e] = s > t ? 0.0f : t >= bad ? not_a_number() : __fmul_rn(inverse[t * PITCH + s], beta[s]);
+                }
+                mma::split(x[0], x[1], parts[j]);
+            }
+#pragma unroll
+            for (int n = 0; n < INVERSE_PARTS; ++n)
+                *(uint4*)(to + n * Triangle::LEN + Triangle::piece(t, first / 8)) =
+                    make_uint4(parts[0][n], parts[1][n], parts[2][n], parts[3][n]);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        if (index >= p.first_chunk[p.num_seqs]) return;
+        tokens = p.chunks[index];
+        load();
+        normalise();
+        store_keys();
+        multiply_decays();
+        float d[CHUNK / 8][4] = {};
+        multiply_keys(d);
+        for (int i = 0; i < num_heads; ++i) {
+            const Decays& head = heads[i];
+            i64 unit = (i64)index * p.num_v_heads + value_head(i);
+            if (tid == 0) *spoiled = 0;
+            __syncthreads();
+            store_factors(head, unit);
+            weigh(head, d, unit);
+            invert();
+            store_inverse(head.beta, unit);
+            __syncthreads();
+        }
+    }
+    static constexpr int BYTES = FIRST_BYTES + 2 * CHUNK * 4 + 16 + TILES_HEADS * (int)sizeof(Decays);
+};
+
+}  // namespace chunk
