@@ -20,25 +20,7 @@
 //
 // One block a (sequence, value head, share of its rows). Eight lanes hold a row: lane l elements 4 (l + 8 j) .. + 3, which
 // they add in rising j; then lanes l and l ^ 4 are added, l and l ^ 2, l and l ^ 1. That order depends on K alone.
-#include "recurrent_any.cuh"
-#include "recurrent_short.cuh"
-
-// BLOCKS share a multiprocessor: at most 128 registers a thread where they are four.
-#define SHORT_OF(dtype, S, KP, NR, TREE, EACH, BLOCKS, kind)                                               \
-    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                                              \
-        recurrent_##dtype##_k##KP##_r##NR##_##kind(const __grid_constant__ RecurrentParams p) {            \
-        Short<S, KP, NR, TREE, EACH>::run(p);                                                              \
-    }
-#define ANY_OF(dtype, S, KP, NR, WHOLE, kind)                                                              \
-    extern "C" __global__ void __launch_bounds__(128, 4)                                                   \
-        recurrent_##dtype##_k##KP##_r##NR##_##kind(const __grid_constant__ RecurrentParams p) {            \
-        Any<S, KP, NR, WHOLE>::run(p);                                                                     \
-    }
-
-#define SHORT(KP, NR, TREE, EACH, BLOCKS, kind)                                                            \
-    SHORT_OF(f32, float, KP, NR, TREE, EACH, BLOCKS, kind)                                                 \
-    SHORT_OF(bf16, Bf16, KP, NR, TREE, EACH, BLOCKS, kind)                                                 \
-    SHORT_OF(f16, F16s, KP, NR, TREE, EACH, BLOCKS, kind)
+#include "recurrent_kernels.cuh"
 
 // Short chains with one decay a head, whole vectors: one row a lane group for few rows, more for many.
 SHORT(64, 1, false, false, 4, chain)
@@ -56,8 +38,6 @@ SHORT(128, 4, false, true, 4, each)
 SHORT(128, 4, true, false, 3, tree)
 
 // Everything else: long windows, trees, a decay per channel, other head sizes (padded with zeros).
-#define ANY(KP, NR, WHOLE, kind)                                                                           \
-    ANY_OF(f32, float, KP, NR, WHOLE, kind) ANY_OF(bf16, Bf16, KP, NR, WHOLE, kind) ANY_OF(f16, F16s, KP, NR, WHOLE, kind)
 ANY(128, 2, true, any)
 ANY(32, 2, false, odd)
 ANY(64, 2, false, odd)

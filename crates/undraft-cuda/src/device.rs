@@ -1,13 +1,14 @@
 //! A device with its kernels looked up, and buffers that are copied to it and back.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use undraft_core::{DType, Data, DataMut, Rows, bf16, f16};
 
 use crate::driver::{self, DeviceAttributes, DeviceBuffer, DevicePtr, Driver, Function, Stream};
 use crate::error::Result;
+use crate::nvrtc;
 use crate::raw::Elements;
-use crate::select::Kernel;
+use crate::select::{Kernel, Recurrent};
 
 /// The kernels of a driver, ready to be launched.
 #[derive(Debug)]
@@ -15,20 +16,49 @@ pub(crate) struct Device {
     pub(crate) driver: Arc<dyn Driver>,
     /// In the order of [`Kernel::all`].
     functions: Vec<Function>,
+    /// Of heads of 32, 64 and so on to 256, in the order of [`Recurrent::compiled`], where they were asked for.
+    compiled: [OnceLock<Vec<Function>>; 8],
 }
 
 impl Device {
     pub(crate) fn new(driver: Arc<dyn Driver>) -> Result<Self> {
         driver::check_capability(driver.attributes())?;
         let functions = Kernel::all().iter().map(|kernel| driver.function(&kernel.name())).collect::<Result<_>>()?;
-        Ok(Self { driver, functions })
+        Ok(Self { driver, functions, compiled: Default::default() })
     }
 
     pub(crate) fn attributes(&self) -> &DeviceAttributes {
         self.driver.attributes()
     }
     pub(crate) fn get(&self, kernel: Kernel) -> Function {
+        if let Kernel::Recurrent(kernel) = kernel
+            && let (Some(functions), Some(index)) = (self.compiled_for(kernel.padded_k()), kernel.index_of_compiled())
+        {
+            return functions[index];
+        }
         self.functions[kernel.index()]
+    }
+
+    /// Kernels compiled for a head size.
+    pub(crate) fn compiled_for(&self, head_k_dim: usize) -> Option<&Vec<Function>> {
+        let place = (head_k_dim / 32).checked_sub(1).filter(|_| head_k_dim.is_multiple_of(32))?;
+        self.compiled.get(place)?.get()
+    }
+
+    /// Compiles them, unless the fat binary has them or the size is none that has kernels of its own.
+    pub(crate) fn compile_for(&self, head_k_dim: usize) -> Result<bool> {
+        let kernels = Recurrent::compiled(head_k_dim);
+        if kernels.is_empty() {
+            return Ok(false);
+        }
+        let place = &self.compiled[head_k_dim / 32 - 1];
+        if place.get().is_none() {
+            let names: Vec<String> = kernels.iter().map(|&kernel| Kernel::Recurrent(kernel).name()).collect();
+            let functions = self.driver.compile(&nvrtc::source(head_k_dim), &names)?;
+            // Two threads may have compiled them; either's do.
+            let _ = place.set(functions);
+        }
+        Ok(true)
     }
 }
 

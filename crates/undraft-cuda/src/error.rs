@@ -76,6 +76,17 @@ pub enum CudaError {
     /// A buffer was used on a stream of another driver.
     #[error("the stream belongs to another driver, expected one of the buffer's")]
     ForeignStream,
+    /// NVRTC is not on this machine.
+    #[error("no compiler of kernels found, expected the library NVRTC of CUDA 12 or later")]
+    NoCompiler,
+    /// NVRTC failed.
+    #[error("`{call}` failed: {why}")]
+    Compiler {
+        /// The call.
+        call: &'static str,
+        /// What NVRTC says.
+        why: String,
+    },
     /// The call does not fit a launch of this device.
     #[error("`{op}` needs {got} {what}, expected at most {most}")]
     Launch {

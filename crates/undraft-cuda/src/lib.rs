@@ -25,6 +25,7 @@ pub mod dense;
 mod device;
 pub mod driver;
 mod error;
+mod nvrtc;
 mod ops;
 pub mod raw;
 mod select;

@@ -151,6 +151,16 @@ impl Launcher {
         Ok(Self { device: Arc::new(Device::new(driver)?) })
     }
 
+    /// Compiles kernels of the recurrence for heads of `K` = `head_k_dim`, for which there would be general ones alone: a
+    /// multiple of 32 up to 256 other than 64, 128 and 256. It takes some seconds and needs NVRTC; to be called before the
+    /// first launch, since an output of 0 may have another sign afterwards. `false` where there is nothing to compile.
+    ///
+    /// # Errors
+    /// [`CudaError::NoCompiler`] without NVRTC, which leaves the general kernels; [`CudaError::Compiler`].
+    pub fn compile_for(&self, head_k_dim: usize) -> Result<bool> {
+        self.device.compile_for(head_k_dim)
+    }
+
     /// The driver that launches.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.device.driver

@@ -36,6 +36,24 @@ pub(crate) struct Recurrent {
 }
 
 impl Recurrent {
+    /// `K` with padding.
+    pub(crate) fn padded_k(&self) -> usize {
+        self.padded_k
+    }
+    /// The kernels that [`crate::raw::Launcher::compile_for`] compiles for a head size.
+    pub(crate) fn compiled(head_k_dim: usize) -> Vec<Recurrent> {
+        if !head_k_dim.is_multiple_of(32) || !(32..=256).contains(&head_k_dim) || [64, 128, 256].contains(&head_k_dim) {
+            return Vec::new();
+        }
+        let (many, any) = if head_k_dim <= 128 { (4, 2) } else { (2, 1) };
+        let kinds = [(1, Kind::Chain), (many, Kind::Chain), (many, Kind::Tree), (any, Kind::Any)];
+        let of_kind = |(rows, kind)| STATES.map(|state| Recurrent { state, padded_k: head_k_dim, rows, kind });
+        kinds.into_iter().flat_map(of_kind).collect()
+    }
+    /// Position in [`Recurrent::compiled`].
+    pub(crate) fn index_of_compiled(&self) -> Option<usize> {
+        Self::compiled(self.padded_k).iter().position(|kernel| kernel == self)
+    }
     /// Rows that a block works on at a time.
     fn tile(&self) -> usize {
         THREADS / GROUP * self.rows
@@ -169,6 +187,8 @@ pub(crate) struct RecurrentCall {
     pub(crate) tree: bool,
     /// Whether a state is captured after each token.
     pub(crate) each: bool,
+    /// Whether kernels were compiled for the head size.
+    pub(crate) compiled: bool,
     /// Tokens of the longest window.
     pub(crate) max_window: usize,
     /// Entries that are pending, at most.
@@ -196,21 +216,25 @@ pub(crate) struct RecurrentPlan {
 
 /// The padded size depends on `K` alone, and with it the order of sums; the rest decides who computes which rows.
 pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
-    let padded_k = [32, 64, 128, 256].into_iter().find(|&k| k >= call.head_k_dim).unwrap_or(256);
+    let padded_k = match call.head_k_dim {
+        k if call.compiled => k,
+        k => [32, 64, 128, 256].into_iter().find(|&padded| padded >= k).unwrap_or(256),
+    };
     let whole = padded_k == call.head_k_dim;
     let plain = !call.per_channel && call.max_pending <= PENDING_CHUNK;
-    let chain = plain && whole && padded_k >= 64 && !call.tree && call.max_window <= CHAIN_TOKENS;
+    let own = whole && (padded_k >= 64 || call.compiled);
+    let chain = plain && own && !call.tree && call.max_window <= CHAIN_TOKENS && (padded_k == 128 || !call.each);
     let kind_of_chain = if call.each { Kind::Each } else { Kind::Chain };
-    let chain = chain && (padded_k == 128 || !call.each);
-    let tree = plain && whole && padded_k == 128 && call.tree && !call.each && call.max_window <= TREE_TOKENS;
+    let tree = plain && (padded_k == 128 || call.compiled) && whole && call.tree && !call.each;
+    let tree = tree && call.max_window <= TREE_TOKENS;
     // Where the rows of all heads are few, a block takes one tile of one row a group, so that all multiprocessors work.
     let all_rows = call.num_seqs * call.num_v_heads * call.head_v_dim;
     let few = all_rows <= call.num_sms * FEW_ROWS_OF_SM;
     let (rows, kind) = match padded_k {
         _ if chain && few => (1, kind_of_chain),
-        256 if chain => (2, kind_of_chain),
-        _ if chain => (4, kind_of_chain),
-        _ if tree => (4, Kind::Tree),
+        k if chain => (if k > 128 { 2 } else { 4 }, kind_of_chain),
+        k if tree => (if k > 128 { 2 } else { 4 }, Kind::Tree),
+        k if call.compiled => (if k > 128 { 1 } else { 2 }, Kind::Any),
         128 if whole => (2, Kind::Any),
         256 => (1, Kind::Odd),
         _ => (2, Kind::Odd),
@@ -261,6 +285,7 @@ mod tests {
             per_channel: false,
             tree: false,
             each: false,
+            compiled: false,
             max_window: 4,
             max_pending: 8,
             num_sms: 132,
@@ -293,6 +318,21 @@ mod tests {
             (RecurrentCall { per_channel: true, ..call(1, 128, 128) }, "recurrent_f32_k128_r2_any", 32, 128),
             (RecurrentCall { tree: true, ..call(1, 64, 3) }, "recurrent_f32_k64_r2_odd", 3, 32),
             (RecurrentCall { state: DType::Bf16, ..call(1, 96, 17) }, "recurrent_bf16_k128_r2_odd", 17, 32),
+            (RecurrentCall { compiled: true, ..call(64, 96, 128) }, "recurrent_f32_k96_r4_chain", 128, 528),
+            (RecurrentCall { compiled: true, each: true, ..call(64, 96, 128) }, "recurrent_f32_k96_r2_any", 128, 528),
+            (
+                RecurrentCall { compiled: true, tree: true, ..call(64, 224, 128) },
+                "recurrent_f32_k224_r2_tree",
+                128,
+                264,
+            ),
+            (
+                RecurrentCall { compiled: true, max_window: 9, ..call(1, 192, 128) },
+                "recurrent_f32_k192_r1_any",
+                16,
+                256,
+            ),
+            (RecurrentCall { each: true, ..call(64, 128, 128) }, "recurrent_f32_k128_r4_each", 128, 528),
             (RecurrentCall { state: DType::F16, ..call(1, 1, 1) }, "recurrent_f16_k32_r2_odd", 1, 32),
         ];
         for (call, name, rows_per_block, num_blocks) in table {

@@ -11,3 +11,21 @@ fn emulated() -> Option<CudaBackend> {
 }
 
 undraft_testing::conformance!(cuda_emulated, crate::emulated);
+
+/// The recurrence with kernels for heads of 96 and 192, which a GPU's program compiles.
+fn compiled() -> Option<CudaBackend> {
+    let backend = emulated()?;
+    for head_k_dim in [96, 192] {
+        assert!(backend.launcher().compile_for(head_k_dim).unwrap());
+    }
+    Some(backend)
+}
+
+mod compiled_for {
+    undraft_testing::conformance!(
+        @op cuda_emulated,
+        crate::compiled,
+        fused_recurrent_gated_delta_rule,
+        FusedRecurrentGatedDeltaRule
+    );
+}

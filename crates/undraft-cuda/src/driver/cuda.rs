@@ -1,7 +1,7 @@
 //! NVIDIA's driver, loaded at run time.
 
 use std::ffi::{CString, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{
     self, CUdevice_attribute, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags,
@@ -11,6 +11,7 @@ use cudarc::driver::{CudaContext, result};
 
 use super::{CUstream, DeviceAttributes, DevicePtr, Driver, Function, GraphHandle, Launch};
 use crate::error::{CudaError, Result};
+use crate::nvrtc;
 
 /// Machine code for sm_80, sm_90a, sm_100 and sm_120, and PTX of compute_80 for what comes later.
 static FATBIN: &[u8] = include_bytes!("../../kernels/undraft.fatbin");
@@ -24,6 +25,8 @@ const DRIVER_LIBRARIES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &[
 pub struct CudaDriver {
     context: Arc<CudaContext>,
     module: CUmodule,
+    /// What was compiled.
+    compiled: Mutex<Vec<CUmodule>>,
     attributes: DeviceAttributes,
 }
 
@@ -69,7 +72,28 @@ impl CudaDriver {
         // SAFETY: the image is a whole fat binary, written by the build of the kernels; `new` made the context current.
         let module = unsafe { result::module::load_data(FATBIN.as_ptr().cast()) };
         let module = module.map_err(CudaError::driver("cuModuleLoadData"))?;
-        Ok(Self { context, module, attributes })
+        Ok(Self { context, module, compiled: Mutex::default(), attributes })
+    }
+
+    /// A kernel, which gets all the shared memory that there is; that loads it.
+    ///
+    /// # Safety
+    /// The module is loaded in this context, which is current.
+    unsafe fn function_of(&self, module: CUmodule, name: &str) -> Result<Function> {
+        let name = CString::new(name).unwrap_or_default();
+        let (mut offset, mut param_bytes) = (0, 0);
+        // SAFETY: the caller's promise; the function belongs to the module; both sizes are written before the call returns.
+        unsafe {
+            let function =
+                result::module::get_function(module, name).map_err(CudaError::driver("cuModuleGetFunction"))?;
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            result::function::set_function_attribute(function, attribute, self.attributes.max_shared as i32)
+                .map_err(CudaError::driver("cuFuncSetAttribute"))?;
+            sys::cuFuncGetParamInfo(function, 0, &mut offset, &mut param_bytes)
+                .result()
+                .map_err(CudaError::driver("cuFuncGetParamInfo"))?;
+            Ok(Function { handle: function as usize, param_bytes })
+        }
     }
 
     /// Makes the context current in this thread.
@@ -83,23 +107,20 @@ impl Driver for CudaDriver {
         &self.attributes
     }
 
-    /// Lets the kernel have all the shared memory that there is, which loads it.
     fn function(&self, name: &str) -> Result<Function> {
         self.bind()?;
-        let name = CString::new(name).unwrap_or_default();
-        let (mut offset, mut param_bytes) = (0, 0);
-        // SAFETY: the module is loaded, and the function belongs to it; both sizes are written before the call returns.
-        unsafe {
-            let function =
-                result::module::get_function(self.module, name).map_err(CudaError::driver("cuModuleGetFunction"))?;
-            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            result::function::set_function_attribute(function, attribute, self.attributes.max_shared as i32)
-                .map_err(CudaError::driver("cuFuncSetAttribute"))?;
-            sys::cuFuncGetParamInfo(function, 0, &mut offset, &mut param_bytes)
-                .result()
-                .map_err(CudaError::driver("cuFuncGetParamInfo"))?;
-            Ok(Function { handle: function as usize, param_bytes })
-        }
+        // SAFETY: the module is loaded.
+        unsafe { self.function_of(self.module, name) }
+    }
+    fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Function>> {
+        let ptx = nvrtc::compile(source, self.attributes.compute_capability)?;
+        self.bind()?;
+        // SAFETY: the image is text that ends with 0.
+        let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) };
+        let module = module.map_err(CudaError::driver("cuModuleLoadData"))?;
+        self.compiled.lock().unwrap_or_else(PoisonError::into_inner).push(module);
+        // SAFETY: the module is loaded, and stays so until the driver is dropped.
+        names.iter().map(|name| unsafe { self.function_of(module, name) }).collect()
     }
 
     fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
@@ -210,8 +231,11 @@ impl Drop for CudaDriver {
     fn drop(&mut self) {
         // A context that cannot be made current has lost its modules already.
         if self.bind().is_ok() {
-            // SAFETY: loaded in `open`, unloaded here alone.
-            let _ = unsafe { result::module::unload(self.module) };
+            let compiled = self.compiled.get_mut().unwrap_or_else(PoisonError::into_inner);
+            for &module in compiled.iter().chain([&self.module]) {
+                // SAFETY: loaded in `open` and `compile`, unloaded here alone.
+                let _ = unsafe { result::module::unload(module) };
+            }
         }
     }
 }

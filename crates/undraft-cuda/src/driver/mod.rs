@@ -80,6 +80,16 @@ pub trait Driver: Debug + Send + Sync {
     /// What the device is and allows.
     fn attributes(&self) -> &DeviceAttributes;
 
+    /// Compiles CUDA C++ text and looks kernels of it up, which stay as long as the driver.
+    ///
+    /// # Errors
+    /// [`crate::CudaError::NoCompiler`] where there is none, which is what a driver does that has no such method;
+    /// [`crate::CudaError::Compiler`] if the text does not compile.
+    fn compile(&self, source: &str, names: &[String]) -> Result<Vec<Function>> {
+        let (_, _) = (source, names);
+        Err(CudaError::NoCompiler)
+    }
+
     /// Looks a kernel up and makes it ready: nothing is left for its first launch, which may be one that is captured.
     ///
     /// # Errors

@@ -57,7 +57,8 @@ pub struct RecurrentParams {
     pub decay_stride: i64,
     pub beta_stride: i64,
     pub out_stride: i64,
-    /// Elements from one slot's state to the next, at least `HV V K`; a multiple of 4 where K is 64, 128 or 256.
+    /// Elements from one slot's state to the next, at least `HV V K`; a multiple of 4 where K is 64, 128, 256 or a size
+    /// that [`Launcher::compile_for`] was called with.
     pub state_stride: i64,
     pub num_seqs: i32,
     pub num_k_heads: i32,
@@ -162,6 +163,7 @@ impl Launcher {
             per_channel: params.per_channel == Switch::On,
             tree: params.parents != 0,
             each: params.capture == Captured::PerToken,
+            compiled: self.device.compiled_for(params.head_k_dim.max(0) as usize).is_some(),
             max_window: if params.max_window > 0 { params.max_window as usize } else { usize::MAX },
             max_pending: if params.num_pending != 0 { max_pending.max(0) as usize } else { 0 },
             num_sms: self.device.attributes().num_sms,

@@ -1,0 +1,14 @@
+// The recurrence for heads of K = UNDRAFT_K, a multiple of 32, for which the fat binary has no kernels of its own: compiled
+// when a program asks for it.
+#include "recurrent_kernels.cuh"
+
+SHORT(UNDRAFT_K, 1, false, false, 4, chain)
+#if UNDRAFT_K <= 128
+SHORT(UNDRAFT_K, 4, false, false, 4, chain)
+SHORT(UNDRAFT_K, 4, true, false, 3, tree)
+ANY(UNDRAFT_K, 2, true, any)
+#else
+SHORT(UNDRAFT_K, 2, false, false, 4, chain)
+SHORT(UNDRAFT_K, 2, true, false, 3, tree)
+ANY(UNDRAFT_K, 1, true, any)
+#endif
