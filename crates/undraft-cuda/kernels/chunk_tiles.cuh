@@ -210,49 +210,68 @@ struct Tiles {
         bool is_system = warp < NUM_BLOCKS;
         const float *q_norm = norms, *k_norm = norms + CHUNK;
         u16* attention = p.attention_tiles + unit * ATTENTION_PARTS * Triangle::LEN;
-        // What multiplies the lane's two rows.
+        int row = block * BLOCK + lane / 4, pair = 2 * (lane % 4);
+        // What multiplies the lane's two rows, also with the decay from their block's start.
         float of_row[2], from_start[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            int t = block * BLOCK + lane / 4 + 8 * i;
+            int t = row + 8 * i;
             of_row[i] = is_system ? __fmul_rn(head.beta[t], k_norm[t]) : __fmul_rn(p.scale, q_norm[t]);
-            from_start[i] = head.from_start[t];
+            from_start[i] = __fmul_rn(of_row[i], head.from_start[t]);
         }
+        // Decay of the blocks between the rows' and block 0, and block 1.
+        float past_1 = block > 2 ? head.from_start[3 * BLOCK - 1] : 1.0f;
+        float past_0 = block > 1 ? __fmul_rn(head.from_start[2 * BLOCK - 1], past_1) : 1.0f;
+        bool good[2] = {true, true};
 #pragma unroll
         for (int n = 0; n < CHUNK / 8; ++n) {
             if (n / 2 > block) break;  // nobody looks there
-            int s = 8 * n + 2 * (lane % 4);
-            // Of a column: the norm, and in blocks before t's the decay from s to the start of t's.
-            float2 norm = *(const float2*)(k_norm + s), column = make_float2(0.0f, 0.0f);
+            int s = 8 * n + pair;
+            float2 norm = *(const float2*)(k_norm + s);
+            float x[2][2];
             if (n / 2 < block) {
-                float between = blocks(head, n / 2 + 1, block);
                 float2 to_end = *(const float2*)(head.to_end + s);
-                column = make_float2(__fmul_rn(between, to_end.x), __fmul_rn(between, to_end.y));
+                float between = n / 2 == 0 ? past_0 : n / 2 == 1 ? past_1 : 1.0f;
+                float left = __fmul_rn(__fmul_rn(between, to_end.x), norm.x);
+                float right = __fmul_rn(__fmul_rn(between, to_end.y), norm.y);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    x[i][0] = __fmul_rn(__fmul_rn(d[n][2 * i], from_start[i]), left);
+                    x[i][1] = __fmul_rn(__fmul_rn(d[n][2 * i + 1], from_start[i]), right);
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        int t = row + 8 * i;
+                        bool inside = is_system ? s + e < t : s + e <= t;
+                        float factor = inside ? __fmul_rn(head.diagonal[t][(s + e) % BLOCK], e ? norm.y : norm.x) : 0.0f;
+                        x[i][e] = inside ? __fmul_rn(__fmul_rn(d[n][2 * i + e], of_row[i]), factor) : 0.0f;
+                    }
             }
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                int t = block * BLOCK + lane / 4 + 8 * i;
-                float x[2] = {0.0f, 0.0f};
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    if (is_system ? s + e >= t : s + e > t) continue;
-                    float decay = n / 2 < block ? __fmul_rn(from_start[i], e ? column.y : column.x)
-                                                : head.diagonal[t][(s + e) % BLOCK];
-                    float factor = __fmul_rn(__fmul_rn(decay, e ? norm.y : norm.x), of_row[i]);
-                    x[e] = __fmul_rn(d[n][2 * i + e], factor);
-                    if (is_system && !is_finite(x[e])) atomicMax(spoiled, CHUNK - t), x[e] = 0.0f;
-                }
+                int t = row + 8 * i;
                 if (is_system) {
-                    *(float2*)(weights + t * PITCH + s) = make_float2(x[0], x[1]);
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        good[i] = good[i] && is_finite(x[i][e]);
+                        x[i][e] = is_finite(x[i][e]) ? x[i][e] : 0.0f;
+                    }
+                    *(float2*)(weights + t * PITCH + s) = make_float2(x[i][0], x[i][1]);
                 } else {
                     u32 parts[ATTENTION_PARTS];
-                    mma::split(x[0], x[1], parts);
+                    mma::split(x[i][0], x[i][1], parts);
 #pragma unroll
                     for (int j = 0; j < ATTENTION_PARTS; ++j)
                         *(u32*)(attention + j * Triangle::LEN + Triangle::element(t, s)) = parts[j];
                 }
             }
         }
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            if (!good[i]) atomicMax(spoiled, CHUNK - (row + 8 * i));
     }
 
     // (I + L)^-1: blocks on the diagonal by substitution; then twice, of [[A, 0], [L, B]]: -B^-1 L A^-1.
