@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(chunk::SCAN_THREADS) chunk_scan(con
 
 // On tensor cores: bf16 q and k, one decay a head, K up to KP.
 #define CHUNK_MMA(KP)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(chunk::TILES_THREADS, 3)                                              \
+    extern "C" __global__ void __launch_bounds__(chunk::TILES_THREADS, 5)                                              \
         chunk_tiles_k##KP(const __grid_constant__ chunk::Params p) {                                                   \
         chunk::Tiles<KP>(p).run();                                                                                     \
     }                                                                                                                  \

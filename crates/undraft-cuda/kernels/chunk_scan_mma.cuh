@@ -45,6 +45,7 @@ struct MmaScan {
     int share;  // of the channels
     int step;   // of the tokens; long ones of one group beside short ones of the other
     int row;    // the lane's first row of V; the other is the next
+    bool v_in_pairs, out_in_pairs;
     int begin, end, first_chunk, num_chunks;
     float s[TILES][4];
 
@@ -54,43 +55,51 @@ struct MmaScan {
         lane = tid % 32, group = tid / (32 * TOKEN_STEPS), share = tid / 32 % TOKEN_STEPS;
         step = group % 2 ? TOKEN_STEPS - 1 - share : share;
         row = blockIdx.x % slices * MMA_ROWS + group * 16 + lane / 4 * 2;
+        v_in_pairs = in_pairs(p.v, p.v_dtype, p.v_stride), out_in_pairs = in_pairs(p.out, p.out_dtype, p.out_stride);
     }
 
     // ---- memory --------------------------------------------------------------------------------------------------
 
-    // Behind the last token lies that token again: nothing is added there.
-    __device__ __forceinline__ void copy_keys(u16* to, const u16* tiles, const void* rows, i64 stride, int i) const {
-        constexpr int PER_ROW = KP / 8;
+    // A thread copies pieces of one column. Behind the last token lies that token again: nothing is added there.
+    __device__ __forceinline__ void copy_keys(u16* to, const u16* tiles, const void* rows, i64 stride, int i, int2 tokens) const {
+        constexpr int PER_ROW = KP / 8, ROWS = MMA_THREADS / PER_ROW;
+        int t = thread_index() / PER_ROW, column = thread_index() % PER_ROW;
         if (p.keys_in_place) {
-            int2 tokens = tokens_of(p, end - begin, i);
-            const u16* from = (const u16*)rows + (begin + tokens.x) * stride + (i64)h * KP;
-            for (int piece = thread_index(); piece < Keys::LEN / 8; piece += MMA_THREADS) {
-                int t = piece / PER_ROW, column = piece % PER_ROW;
-                const u16* at = from + min(t, tokens.y - 1) * stride + column * 8;
-                copy_async((float4*)(to + Keys::piece(t, column)), (const float4*)at);
-            }
+            to += Keys::piece(t, column);
+            const u16* from = (const u16*)rows + (begin + tokens.x) * stride + (i64)h * KP + column * 8;
+#pragma unroll
+            for (int first = 0; first < CHUNK; first += ROWS)
+                copy_async((float4*)(to + first * KP), (const float4*)(from + min(t + first, tokens.y - 1) * stride));
         } else {
-            const float4* from = (const float4*)(tiles + ((first_chunk + (i64)i) * p.num_k_heads + h) * Keys::LEN);
-            for (int piece = thread_index(); piece < Keys::LEN / 8; piece += MMA_THREADS)
-                copy_async((float4*)to + piece, from + piece);
+            i64 tile = ((first_chunk + (i64)i) * p.num_k_heads + h) * Keys::LEN;
+#pragma unroll
+            for (int first = 0; first < Keys::LEN / 8; first += MMA_THREADS)
+                copy_async((float4*)to + first + thread_index(), (const float4*)(tiles + tile) + first + thread_index());
         }
     }
     // Blocks above the diagonal are not looked at.
     template <int PARTS>
     __device__ __forceinline__ void copy_triangles(u16 (&to)[PARTS][Triangle::LEN], const u16* from) const {
-        for (int piece = thread_index(); piece < Triangle::LEN / 8; piece += MMA_THREADS) {
-            int t = piece / (CHUNK / 8), column = piece % (CHUNK / 8) ^ t & 7;
-            if (column / 2 > t / 16) continue;
+        constexpr int PER_ROW = CHUNK / 8, ROWS = MMA_THREADS / PER_ROW;
+        int t = thread_index() / PER_ROW, column = thread_index() % PER_ROW ^ t & 7;
+        u16* mine = to[0] + thread_index() * 8;
+        from += thread_index() * 8;
 #pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-                copy_async((float4*)to[part] + piece, (const float4*)(from + part * Triangle::LEN) + piece);
+        for (int first = 0; first < CHUNK; first += ROWS) {
+            if (column / 2 > (t + first) / 16) continue;
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) {
+                int at = part * Triangle::LEN + first * CHUNK;
+                copy_async((float4*)(mine + at), (const float4*)(from + at));
+            }
         }
     }
-    __device__ __forceinline__ void copy_chunk(int i) {
+    __device__ __forceinline__ void copy_chunk(int i) const {
         Copied& to = shared.copied[i & 1];
         i64 unit = (first_chunk + (i64)i) * p.num_v_heads + hv;
-        copy_keys(to.keys, p.key_tiles, p.k, p.k_stride, i);
-        copy_keys(to.queries, p.query_tiles, p.q, p.q_stride, i);
+        int2 tokens = tokens_of(p, end - begin, i);
+        copy_keys(to.keys, p.key_tiles, p.k, p.k_stride, i, tokens);
+        copy_keys(to.queries, p.query_tiles, p.q, p.q_stride, i, tokens);
         copy_triangles(to.inverse, p.inverse_tiles + unit * INVERSE_PARTS * Triangle::LEN);
         copy_triangles(to.attention, p.attention_tiles + unit * ATTENTION_PARTS * Triangle::LEN);
         int piece = thread_index();
@@ -132,38 +141,48 @@ struct MmaScan {
     // v of the lane's rows and tokens, as it lies in memory.
     typedef u32 Raw[4][2];
     __device__ __forceinline__ void load_values(Raw& raw, int2 tokens) const {
-        bool pairs = in_pairs(p.v, p.v_dtype, p.v_stride);
+        i64 first = (begin + tokens.x + (i64)token(0)) * p.v_stride + (i64)hv * p.head_v_dim + row;
+        const i64 at[4] = {first, first + p.v_stride, first + 8 * p.v_stride, first + 9 * p.v_stride};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            i64 at = (begin + tokens.x + (i64)token(i)) * p.v_stride + (i64)hv * p.head_v_dim + row;
             raw[i][0] = raw[i][1] = 0;
             if (token(i) >= tokens.y) continue;
-            if (pairs) {
-                raw[i][0] = *(const u32*)((const u16*)p.v + at);
+            if (v_in_pairs) {
+                raw[i][0] = *(const u32*)((const u16*)p.v + at[i]);
             } else {
-                if (row < p.head_v_dim) raw[i][0] = load_raw(p.v, p.v_dtype, at);
-                if (row + 1 < p.head_v_dim) raw[i][1] = load_raw(p.v, p.v_dtype, at + 1);
+                if (row < p.head_v_dim) raw[i][0] = load_raw(p.v, p.v_dtype, at[i]);
+                if (row + 1 < p.head_v_dim) raw[i][1] = load_raw(p.v, p.v_dtype, at[i] + 1);
             }
         }
-        if (pairs) {
+    }
+    // The same as D of the lane's two tiles.
+    __device__ __forceinline__ void values_of(const Raw& raw, float (&x)[2][4]) const {
+        bool bf16_pairs = v_in_pairs && p.v_dtype == BF16;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) raw[i][1] = raw[i][0] >> 16, raw[i][0] &= 0xffffu;
+        for (int i = 0; i < 4; ++i) {
+            float &upper = x[i / 2][i % 2], &lower = x[i / 2][2 + i % 2];
+            if (bf16_pairs) {
+                upper = mma::lower_bf16(raw[i][0]), lower = mma::upper_bf16(raw[i][0]);
+            } else {
+                upper = raw_to_f32(v_in_pairs ? raw[i][0] & 0xffffu : raw[i][0], p.v_dtype);
+                lower = raw_to_f32(v_in_pairs ? raw[i][0] >> 16 : raw[i][1], p.v_dtype);
+            }
         }
     }
     __device__ __forceinline__ void store_outputs(const float (&o)[2][4], const int* spoiled, int2 tokens) const {
-        bool pairs = in_pairs(p.out, p.out_dtype, p.out_stride);
         int first_bad[2] = {CHUNK - spoiled[lane / 4], CHUNK - spoiled[lane / 4 + 8]};
+        i64 first = (begin + tokens.x + (i64)token(0)) * p.out_stride + (i64)hv * p.head_v_dim + row;
+        const i64 at[4] = {first, first + p.out_stride, first + 8 * p.out_stride, first + 9 * p.out_stride};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            i64 at = (begin + tokens.x + (i64)token(i)) * p.out_stride + (i64)hv * p.head_v_dim + row;
             float x = token(i) < first_bad[0] ? o[i / 2][i % 2] : not_a_number();
             float y = token(i) < first_bad[1] ? o[i / 2][2 + i % 2] : not_a_number();
             if (token(i) >= tokens.y) continue;
-            if (pairs) {
-                *(u32*)((u16*)p.out + at) = p.out_dtype == BF16 ? to_bf16x2(x, y) : to_f16x2(x, y);
+            if (out_in_pairs) {
+                *(u32*)((u16*)p.out + at[i]) = p.out_dtype == BF16 ? to_bf16x2(x, y) : to_f16x2(x, y);
             } else {
-                if (row < p.head_v_dim) store_from_f32(p.out, p.out_dtype, at, x);
-                if (row + 1 < p.head_v_dim) store_from_f32(p.out, p.out_dtype, at + 1, y);
+                if (row < p.head_v_dim) store_from_f32(p.out, p.out_dtype, at[i], x);
+                if (row + 1 < p.head_v_dim) store_from_f32(p.out, p.out_dtype, at[i] + 1, y);
             }
         }
     }
@@ -247,14 +266,14 @@ struct MmaScan {
         }
         // v_t - D(t) S0 k_t.
         float x[2][4];
+        values_of(raw, x);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             float2 decay = *(const float2*)(in.factors[FROM_START] + column + 8 * n);
             float2 of_query = *(const float2*)(in.factors[FROM_START_Q] + column + 8 * n);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                float v = raw_to_f32(raw[2 * n + e % 2][e / 2], p.v_dtype);
-                x[n][e] = __fmaf_rn(-(e % 2 ? decay.y : decay.x), __fadd_rn(most[n][e], rest[n][e]), v);
+                x[n][e] = __fmaf_rn(-(e % 2 ? decay.y : decay.x), __fadd_rn(most[n][e], rest[n][e]), x[n][e]);
                 o[n][e] = __fmul_rn(e % 2 ? of_query.y : of_query.x, __fadd_rn(o[n][e], o_rest[n][e]));
                 most[n][e] = rest[n][e] = o_rest[n][e] = 0.0f;
             }

@@ -227,14 +227,13 @@ impl Launcher {
         let scan_blocks = seqs * v_heads * v_dim.div_ceil(chunk::COLUMNS as u64);
         let launch = |kernel: ChunkKernel, blocks| {
             let shared = kernel.shared_memory(k_dim as usize, params.per_channel == Switch::On);
-            let grid = Grid { blocks: (blocks, 1), threads: chunk::THREADS, shared };
+            let grid = Grid { blocks: (blocks, 1), threads: kernel.threads(), shared };
             // SAFETY: the kernels take these parameters; the workspace is cut as they expect it; the caller's promise.
             unsafe { self.launch(OP, Kernel::Chunk(kernel), grid, stream, &params) }
         };
         launch(ChunkKernel::Plan, 1)?;
         if let Some(padded_k) = padded_k {
-            let groups = (v_heads / k_heads.max(1)).div_ceil(chunk::TILES_HEADS as u64);
-            launch(ChunkKernel::Tiles { padded_k }, chunks * k_heads * groups)?;
+            launch(ChunkKernel::Tiles { padded_k }, chunks * v_heads)?;
             launch(ChunkKernel::MmaScan { padded_k }, scan_blocks)
         } else {
             launch(ChunkKernel::Keys, chunks * k_heads)?;

@@ -23,13 +23,9 @@ pub(crate) enum ChunkKernel {
 pub(crate) const CHUNK: usize = 64;
 /// Rows of a state that a block of a chunked scan takes.
 pub(crate) const COLUMNS: usize = 32;
-/// Threads of a block.
-pub(crate) const THREADS: u32 = 256;
 /// bf16 that an element of the chunked form's inverse, and of its outputs' weights, is the sum of.
 pub(crate) const INVERSE_PARTS: usize = 3;
 pub(crate) const ATTENTION_PARTS: usize = 2;
-/// Value heads of a block of [`ChunkKernel::Tiles`], at most.
-pub(crate) const TILES_HEADS: usize = 2;
 
 impl ChunkKernel {
     /// Every kernel.
@@ -60,6 +56,11 @@ impl ChunkKernel {
         }
     }
 
+    /// Threads of a block.
+    pub(crate) fn threads(self) -> u32 {
+        if let ChunkKernel::Tiles { .. } = self { 128 } else { 256 }
+    }
+
     /// Bytes that a block lays out; the kernels' offsets are the same sums.
     pub(crate) fn shared_memory(self, head_k_dim: usize, per_channel: bool) -> usize {
         let triangle = CHUNK * (CHUNK + 1);
@@ -73,8 +74,7 @@ impl ChunkKernel {
             ChunkKernel::Scan => 4 * (2 * CHUNK * CHUNK + 2 * CHUNK * 36 + CHUNK * 32 + 4 * CHUNK + head_k_dim * 33),
             ChunkKernel::Tiles { padded_k } => {
                 let triangles = 2 * CHUNK * (CHUNK + 4) + CHUNK / 2 * (CHUNK / 2 + 4);
-                let decays = 4 * CHUNK + CHUNK * 17;
-                4 * (triangles.max(CHUNK * padded_k) + 2 * CHUNK + 4 + TILES_HEADS * decays)
+                4 * (triangles.max(CHUNK * padded_k) + 6 * CHUNK + CHUNK * 17 + 1)
             }
             ChunkKernel::MmaScan { padded_k } => {
                 let tiles = 2 * CHUNK * padded_k + (INVERSE_PARTS + ATTENTION_PARTS) * CHUNK * CHUNK;
