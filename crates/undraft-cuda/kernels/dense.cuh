@@ -22,6 +22,28 @@ __device__ __forceinline__ float block_sum(float x, float* scratch) {
     return sum;
 }
 
+// Sums over the lanes of N values (a power of two, at most 32), added as warp_sum adds them. A lane gets one of them, that of
+// value `index`; the first of every 32 / N lanes has one that no lane before it has.
+template <int N>
+__device__ __forceinline__ float warp_sums(float (&x)[N], int lane, int& index) {
+    index = 0;
+#pragma unroll
+    for (int step = 0; step < 5; ++step) {
+        int n = N >> (step + 1), o = 16 >> step;
+        // A lane keeps half of the values, and gives the other half to its partner.
+        bool upper = (lane & o) != 0;
+#pragma unroll
+        for (int i = 0; i < N / 2; ++i)
+            if (i < n) {
+                float kept = upper ? x[i + n] : x[i], given = upper ? x[i] : x[i + n];
+                x[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, given, o));
+            }
+        if (n == 0) x[0] = __fadd_rn(x[0], __shfl_xor_sync(~0u, x[0], o));
+        index += upper ? n : 0;
+    }
+    return x[0];
+}
+
 // Numbers of floats that order as they do; both zeros are the same, NaN of either sign and infinity are above all.
 #define ORDER_INVALID 0xffffffffu
 #define ORDER_MINUS_INFINITY 0x007fffffu

@@ -7,11 +7,14 @@
 // | experts | [num_rows] or null: which weight row t takes | u32 | in |
 // | y | [num_rows, out_features], rows y_stride apart | f32 | out |
 //
-// A warp computes R outputs of T rows. Lane l has elements 4 (l + 32 j) .. + 3, which it adds to one accumulator an output
-// by FMAs in rising order; then the lanes are added pairwise. So the order depends on in_features alone, and weights of
-// equal value give equal bits whatever their dtype. Blocks of the same outputs are neighbours, so that weights that several
-// rows need come from the cache.
+// A block computes OUTPUTS outputs of T rows. Its warps take pieces of 128 columns in turn, of which lane l has elements 4 l ..
+// 4 l + 3; a lane adds by FMAs in rising order. Then the lanes are added pairwise, then the warps in order. So the order
+// depends on in_features alone, and weights of equal value give equal bits whatever their dtype. Blocks of the same outputs
+// are neighbours, so that weights that more rows need come from the cache.
 #include "dense.cuh"
+
+#define LINEAR_WARPS 4
+#define OUTPUTS 4
 
 struct LinearParams {
     const void* weight;
@@ -22,65 +25,65 @@ struct LinearParams {
     int num_rows, in_features, out_features, rows_per_x;
 };
 
-template <typename W, int R, int T>
+template <typename W, int T>
 __device__ __forceinline__ void linear(const LinearParams& p) {
     typedef StateOf<W> Of;
-    int lane = threadIdx.x % 32;
-    int first_out = (blockIdx.y * 4 + threadIdx.x / 32) * R, first_row = blockIdx.x * T;
-    if (first_out >= p.out_features) return;
+    constexpr int SUMS = OUTPUTS * T;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int first_out = blockIdx.y * OUTPUTS, first_row = blockIdx.x * T;
     const W* weight = (const W*)p.weight;
     if (T == 1 && p.experts) weight += p.experts[first_row] * p.expert_stride;
     // Beyond the ends lie the last output and row, again.
-    const W* w[R];
+    const W* w[OUTPUTS];
     const float* x[T];
 #pragma unroll
-    for (int r = 0; r < R; ++r) w[r] = weight + (i64)min(first_out + r, p.out_features - 1) * p.in_features;
+    for (int r = 0; r < OUTPUTS; ++r) w[r] = weight + (i64)min(first_out + r, p.out_features - 1) * p.in_features;
 #pragma unroll
     for (int t = 0; t < T; ++t) x[t] = p.x + (i64)(min(first_row + t, p.num_rows - 1) / p.rows_per_x) * p.x_stride;
-    float acc[R][T];
+    float acc[SUMS];
 #pragma unroll
-    for (int r = 0; r < R; ++r)
+    for (int i = 0; i < SUMS; ++i) acc[i] = 0.0f;
+#pragma unroll(T == 1 ? 4 : T == 4 ? 2 : 1)
+    for (int j = 4 * threadIdx.x; j < p.in_features; j += 128 * LINEAR_WARPS) {
+        float v[OUTPUTS][4];
 #pragma unroll
-        for (int t = 0; t < T; ++t) acc[r][t] = 0.0f;
-#pragma unroll(T == 1 ? 8 / R : 2)
-    for (int j = 4 * lane; j < p.in_features; j += 128) {
-        float v[R][4];
-#pragma unroll
-        for (int r = 0; r < R; ++r) Of::unpack(*(const typename Of::Four*)(w[r] + j), v[r]);
+        for (int r = 0; r < OUTPUTS; ++r) Of::unpack(*(const typename Of::Four*)(w[r] + j), v[r]);
 #pragma unroll
         for (int t = 0; t < T; ++t) {
             float4 u = *(const float4*)(x[t] + j);
 #pragma unroll
-            for (int r = 0; r < R; ++r) {
-                float a = __fmaf_rn(v[r][0], u.x, acc[r][t]);
+            for (int r = 0; r < OUTPUTS; ++r) {
+                float a = __fmaf_rn(v[r][0], u.x, acc[r * T + t]);
                 a = __fmaf_rn(v[r][1], u.y, a);
                 a = __fmaf_rn(v[r][2], u.z, a);
-                acc[r][t] = __fmaf_rn(v[r][3], u.w, a);
+                acc[r * T + t] = __fmaf_rn(v[r][3], u.w, a);
             }
         }
     }
+    float* sums = dense_shared<float>();  // [LINEAR_WARPS, SUMS]
+    int index;
+    float sum = warp_sums(acc, lane, index);
+    if (lane % (32 / SUMS) == 0) sums[warp * SUMS + index] = sum;
+    __syncthreads();
+    int t = threadIdx.x % T, out = first_out + threadIdx.x / T;
+    if (threadIdx.x >= SUMS || first_row + t >= p.num_rows || out >= p.out_features) return;
+    float y = 0.0f;
 #pragma unroll
-    for (int t = 0; t < T; ++t)
-#pragma unroll
-        for (int r = 0; r < R; ++r) {
-            float sum = warp_sum(acc[r][t]);
-            if (lane == 0 && first_row + t < p.num_rows && first_out + r < p.out_features)
-                p.y[(first_row + t) * p.y_stride + first_out + r] = sum;
-        }
+    for (int i = 0; i < LINEAR_WARPS; ++i) y = __fadd_rn(y, sums[i * SUMS + threadIdx.x]);
+    p.y[(first_row + t) * p.y_stride + out] = y;
 }
 
-#define LINEAR(name, W, R, T)                                                                          \
-    extern "C" __global__ void __launch_bounds__(128) dense_linear_##name##_r##R##_t##T(               \
-        const __grid_constant__ LinearParams p) {                                                      \
-        linear<W, R, T>(p);                                                                            \
+#define LINEAR(name, W, T)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(32 * LINEAR_WARPS) dense_linear_##name##_t##T(                    \
+        const __grid_constant__ LinearParams p) {                                                                  \
+        linear<W, T>(p);                                                                                           \
     }
-#define LINEAR_TILES(name, W) \
-    LINEAR(name, W, 1, 1)     \
-    LINEAR(name, W, 4, 1)     \
-    LINEAR(name, W, 1, 4)     \
-    LINEAR(name, W, 4, 4)     \
-    LINEAR(name, W, 1, 8)     \
-    LINEAR(name, W, 4, 8)
-LINEAR_TILES(f32, float)
-LINEAR_TILES(bf16, Bf16)
-LINEAR_TILES(f16, F16s)
+LINEAR(f32, float, 1)
+LINEAR(bf16, Bf16, 1)
+LINEAR(f16, F16s, 1)
+LINEAR(f32, float, 4)
+LINEAR(bf16, Bf16, 4)
+LINEAR(f16, F16s, 4)
+LINEAR(f32, float, 8)
+LINEAR(bf16, Bf16, 8)
+LINEAR(f16, F16s, 8)

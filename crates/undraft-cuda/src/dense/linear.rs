@@ -1,12 +1,13 @@
 //! `dense_linear`.
 
 use super::select::{self, DenseKernel};
-use crate::error::Result;
+use crate::error::{CudaError, Result};
 use crate::raw::{CUstream, DevicePtr, Elements, Grid, Launcher};
 use crate::select::Kernel;
 
-/// Warps of a block, as in the kernel.
+/// Warps and outputs of a block, as in the kernel.
 const WARPS: usize = 4;
+const OUTPUTS: usize = 4;
 
 /// Parameters of [`Launcher::dense_linear`].
 #[derive(Clone, Debug, Default)]
@@ -29,6 +30,7 @@ pub struct LinearParams {
     pub num_rows: i32,
     /// A multiple of 4.
     pub in_features: i32,
+    /// At most 262,140.
     pub out_features: i32,
     /// Rows of `y` that read the same row of `x`, one behind the other; at least 1.
     pub rows_per_x: i32,
@@ -44,11 +46,17 @@ impl Launcher {
     /// The contract of [`crate::raw`].
     pub unsafe fn dense_linear(&self, stream: CUstream, params: &LinearParams, weight: Elements) -> Result<()> {
         let (rows, outputs) = (params.num_rows.max(0) as usize, params.out_features.max(0) as usize);
-        let num_sms = self.device.attributes().num_sms;
-        let tile = select::linear(rows, outputs, params.experts != 0, num_sms);
-        let blocks = (rows.div_ceil(tile.rows) as u64, outputs.div_ceil(WARPS * tile.outputs) as u32);
-        let grid = Grid { blocks, threads: WARPS as u32 * 32, shared: 0 };
-        let kernel = Kernel::Dense(DenseKernel::Linear { weight: weight.into(), tile });
+        let tile = select::linear_rows(rows, params.experts != 0);
+        // Along the outputs a grid has at most 65,535 blocks.
+        let blocks = (rows.div_ceil(tile) as u64, u32::try_from(outputs.div_ceil(OUTPUTS)).unwrap_or(u32::MAX));
+        let most = 0xffff;
+        if blocks.1 > most {
+            let (op, what) = ("dense_linear", "blocks of outputs");
+            return Err(CudaError::Launch { op, what, got: blocks.1.into(), most: most.into() });
+        }
+        let shared = WARPS * OUTPUTS * tile * size_of::<f32>();
+        let grid = Grid { blocks, threads: WARPS as u32 * 32, shared };
+        let kernel = Kernel::Dense(DenseKernel::Linear { weight: weight.into(), rows: tile });
         // SAFETY: the kernel takes these parameters; the caller's promise.
         unsafe { self.launch("dense_linear", kernel, grid, stream, params) }
     }

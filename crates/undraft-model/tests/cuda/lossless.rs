@@ -104,8 +104,12 @@ fn scripted(reference: &Record, prompt_len: usize, vocab_size: usize, seed: u64)
 
 #[test]
 fn scripted_drafts() {
-    for (path, num_tokens, windows) in [(NEXT, 16, 1..=MAX_WINDOW), (ODD, 12, 3..=4)] {
-        let model = load(path);
+    let cases = match crate::ON_A_GPU {
+        true => vec![(NEXT, 200, 1..=MAX_WINDOW), (ODD, 200, 1..=MAX_WINDOW), (TRAINED, 400, 1..=MAX_WINDOW)],
+        false => vec![(NEXT, 16, 1..=MAX_WINDOW), (ODD, 12, 3..=4)],
+    };
+    for (path, num_tokens, windows) in cases {
+        let Some(model) = load(path) else { return };
         let mut bench = Bench::new(&model, prompt(&model, 5), num_tokens);
         for sampling in samplings() {
             let reference = bench.plain(&sampling);
@@ -121,8 +125,12 @@ fn scripted_drafts() {
 
 #[test]
 fn mtp_drafts() {
-    for (path, num_tokens, windows) in [(NEXT, 10, 1..=8), (ODD, 8, 3..=3), (TRAINED, 12, 3..=3)] {
-        let model = load(path);
+    let cases = match crate::ON_A_GPU {
+        true => vec![(NEXT, 100, 1..=8), (ODD, 100, 1..=8), (TRAINED, 400, 1..=8)],
+        false => vec![(NEXT, 10, 1..=8), (ODD, 8, 3..=3), (TRAINED, 12, 3..=3)],
+    };
+    for (path, num_tokens, windows) in cases {
+        let Some(model) = load(path) else { return };
         let mut bench = Bench::new(&model, prompt(&model, 6), num_tokens);
         let mut drafter = CudaMtpDrafter::new(model.mtp().unwrap(), bench.cache.capacity()).unwrap();
         for sampling in samplings() {
@@ -139,8 +147,9 @@ fn mtp_drafts() {
 
 #[test]
 fn lookup_drafts() {
-    let model = load(NEXT);
-    let mut bench = Bench::new(&model, prompt(&model, 3).repeat(4), 12);
+    let Some(model) = load(NEXT) else { return };
+    let num_tokens = if crate::ON_A_GPU { 200 } else { 12 };
+    let mut bench = Bench::new(&model, prompt(&model, 3).repeat(4), num_tokens);
     let capacity = bench.cache.capacity();
     for sampling in samplings() {
         let reference = bench.plain(&sampling);
@@ -159,7 +168,7 @@ fn lookup_drafts() {
 #[test]
 fn the_largest_logit_is_found_on_the_device() {
     for path in [NEXT, ODD] {
-        let model = load(path);
+        let Some(model) = load(path) else { return };
         let mut bench = Bench::new(&model, prompt(&model, 7), 10);
         let reference = bench.plain(&SamplingParams::default());
         let capacity = bench.cache.capacity();

@@ -1,0 +1,25 @@
+//! The runner on CUDA, on the first GPU of this machine. Without one it is skipped, and said so; with `UNDRAFT_REQUIRE=cuda`
+//! that is a failure.
+
+#[path = "runner/mod.rs"]
+mod runner;
+
+mod cuda;
+
+use undraft::cuda::CudaError;
+use undraft::{Device, Error};
+
+const ON_A_GPU: bool = true;
+
+fn device() -> Option<Device> {
+    match Device::cuda(0) {
+        Ok(device) => Some(device),
+        Err(why @ Error::Cuda(CudaError::NoDriver { .. } | CudaError::NoDevice { .. })) => {
+            let required = std::env::var("UNDRAFT_REQUIRE").unwrap_or_default();
+            assert!(!required.split(',').any(|r| r.trim() == "cuda"), "UNDRAFT_REQUIRE asks for cuda: {why}");
+            println!("skipped: {why}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
