@@ -41,18 +41,22 @@ struct Product {
 };
 __device__ __forceinline__ float half_of(u32 x, int upper) { return from_bf16((u16)(upper ? x >> 16 : x)); }
 inline void multiply_all(lockstep::Exchange& e, uint32_t) {
-    for (int row = 0; row < 16; ++row)
+    float a[16][16], b[16][8];
+    for (int lane = 0; lane < 32; ++lane) {
+        const Product& from = *(const Product*)e.value[lane];
+        int row = lane / 4, pair = 2 * (lane % 4);
+        for (int i = 0; i < 8; ++i) a[row + i / 2 % 2 * 8][pair + i / 4 * 8 + i % 2] = half_of(from.a[i / 2], i % 2);
+        for (int i = 0; i < 4; ++i) b[pair + i / 2 * 8 + i % 2][row] = half_of(from.b[i / 2], i % 2);
+    }
+    for (int row = 0; row < 16; ++row) {
+        float sum[8] = {};
+        for (int k = 0; k < 16; ++k)
+            for (int column = 0; column < 8; ++column) sum[column] = __fmaf_rn(a[row][k], b[k][column], sum[column]);
         for (int column = 0; column < 8; ++column) {
-            float sum = 0.0f;
-            for (int k = 0; k < 16; ++k) {
-                const Product& a = *(const Product*)e.value[row % 8 * 4 + k % 8 / 2];
-                const Product& b = *(const Product*)e.value[column * 4 + k % 8 / 2];
-                sum = __fmaf_rn(half_of(a.a[k / 8 * 2 + row / 8], k % 2), half_of(b.b[k / 8], k % 2), sum);
-            }
-            const Product& to = *(const Product*)e.value[row % 8 * 4 + column / 2];
-            float& d = to.d[row / 8 * 2 + column % 2];
-            d = __fadd_rn(d, sum);
+            float& d = ((const Product*)e.value[row % 8 * 4 + column / 2])->d[row / 8 * 2 + column % 2];
+            d = __fadd_rn(d, sum[column]);
         }
+    }
 }
 __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     Product product = {d, a, {b0, b1}};
