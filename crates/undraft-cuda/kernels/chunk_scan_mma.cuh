@@ -1,6 +1,6 @@
-// From chunk to chunk on tensor cores. A block takes MMA_ROWS rows of a state, 16 to eight warps, which share out tokens and
-// channels. Four of them have 16 tokens each of S0 k_t and of the deltas, the other four of S0 q_t and of the outputs; all have 16
-// channels each of S, which they keep in registers. What they multiply by lies in shared memory as they need it, split into bf16.
+// From chunk to chunk on tensor cores. A block takes MMA_ROWS rows of a state, 16 to four warps, which share out tokens and
+// channels: each has 16 tokens of S0 k_t and S0 q_t, of the deltas and of the outputs, and a quarter of the channels of S, which
+// it keeps in registers. What all four multiply by lies in shared memory as they need it, split into bf16.
 //
 // S is [V x K], deltas [V x tokens]: the D of one product is the A of the next. f32 numbers are sums of three bf16 where they
 // reach the state, of two where they reach outputs alone; k and q are bf16 as they are.
@@ -12,15 +12,15 @@
 
 namespace chunk {
 
-constexpr int MMA_THREADS = 512;
-constexpr int MMA_ROWS = 32, GROUPS = MMA_ROWS / 16;  // of eight warps
+constexpr int MMA_THREADS = 256;
+constexpr int MMA_ROWS = 32, GROUPS = MMA_ROWS / 16;  // of four warps
 constexpr int STATE_PARTS = 3, OUTPUT_PARTS = 2;      // bf16 of a number
-constexpr int TOKEN_STEPS = CHUNK / 16;
+constexpr int TOKEN_STEPS = CHUNK / 16;               // as many as a group has warps
 
 template <int KP>
 struct MmaScan {
     static constexpr int STEPS = KP / 16;               // of 16 channels
-    static constexpr int TILES = 2;                     // of 8 channels, of a warp
+    static constexpr int TILES = KP / 8 / TOKEN_STEPS;  // of 8 channels, of a warp
     typedef Tile<KP> Keys;
 
     // What is copied for a chunk.
@@ -42,9 +42,8 @@ struct MmaScan {
     const Params& p;
     Shared& shared;
     int seq, hv, h, group, lane;
-    bool is_output;  // the outputs' warp of its tokens; else the deltas'
-    int share;       // of the channels
-    int step;        // of the tokens; long ones of one group beside short ones of the other
+    int share;  // of the channels
+    int step;   // of the tokens; long ones of one group beside short ones of the other
     int row;    // the lane's first row of V; the other is the next
     bool v_in_pairs, out_in_pairs;
     int begin, end, first_chunk, num_chunks;
@@ -53,10 +52,8 @@ struct MmaScan {
     __device__ __forceinline__ MmaScan(const Params& params) : p(params), shared(*(Shared*)shared_memory()) {
         int tid = thread_index(), slices = ceil_div(p.head_v_dim, MMA_ROWS), unit = blockIdx.x / slices;
         seq = unit / p.num_v_heads, hv = unit % p.num_v_heads, h = k_head(p, hv);
-        lane = tid % 32, is_output = tid >= MMA_THREADS / 2;
-        group = tid / (32 * TOKEN_STEPS) % GROUPS, step = tid / 32 % TOKEN_STEPS;
-        share = is_output ? TOKEN_STEPS + step : step;
-        if (group % 2) step = TOKEN_STEPS - 1 - step;
+        lane = tid % 32, group = tid / (32 * TOKEN_STEPS), share = tid / 32 % TOKEN_STEPS;
+        step = group % 2 ? TOKEN_STEPS - 1 - share : share;
         row = blockIdx.x % slices * MMA_ROWS + group * 16 + lane / 4 * 2;
         v_in_pairs = in_pairs(p.v, p.v_dtype, p.v_stride), out_in_pairs = in_pairs(p.out, p.out_dtype, p.out_stride);
     }
@@ -217,9 +214,9 @@ struct MmaScan {
     }
     // S of the warp's channels, for all warps of the group.
     __device__ __forceinline__ void leave_state() const {
-        if (has_channels()) leave(s[0], s[1], shared.state[group], share);
+#pragma unroll
+        for (int j = 0; j < TILES; j += 2) leave(s[j], s[j + 1], shared.state[group], (TILES * share + j) / 2);
     }
-    __device__ __forceinline__ bool has_channels() const { return KP / 16 == MMA_THREADS / 32 / GROUPS || share < STEPS; }
     // B of the step's 16 tokens, 16 columns from 16 `column` on.
     template <typename Rows>
     __device__ __forceinline__ void take_rows(const u16* tile, int column, u32 (&b)[4]) const {
@@ -241,46 +238,52 @@ struct MmaScan {
         }
     }
 
-    // All warps of the block, whatever they do before and after.
-    static __device__ __forceinline__ void meet() { __syncthreads(); }
-
-    // S times the step's keys or queries: `most` by the first part of S, `rest` by the others.
-    template <int PARTS>
-    __device__ __forceinline__ void multiply_state(const u16* tile, float (&most)[2][4], float (&rest)[2][4]) const {
-#pragma unroll 4
-        for (int j = 0; j < STEPS; ++j) {
-            u32 a[STATE_PARTS][4], b[4];
-            take(shared.state[group], j, a);
-            take_rows<Keys>(tile, j, b);
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-                for (int n = 0; n < 2; ++n) mma::multiply(part ? rest[n] : most[n], a[part], b[2 * n], b[2 * n + 1]);
-        }
-    }
-
-    // The deltas of the step's tokens.
-    __device__ __forceinline__ void find_deltas(const Copied& in, int* spoiled, int2 tokens) {
-        int column = 16 * step + 2 * (lane % 4);  // the lane's first token
+    __device__ __forceinline__ void advance(int i, int2 tokens) {
+        const Copied& in = shared.copied[i & 1];
+        int* spoiled = shared.spoiled[i & 1] + group * 16;
+        // What multiplies the lane's four tokens.
+        int column = 16 * step + 2 * (lane % 4);
         Raw raw;
         load_values(raw, tokens);
-        float x[2][4], most[2][4] = {}, rest[2][4] = {}, least[2][4] = {};
-        multiply_state<STATE_PARTS>(in.keys, most, rest);
+
+        // S0 k_t and S0 q_t.
+        float most[2][4] = {}, rest[2][4] = {}, o[2][4] = {}, o_rest[2][4] = {};
+#pragma unroll 4
+        for (int j = 0; j < STEPS; ++j) {
+            u32 a[STATE_PARTS][4], k[4], q[4];
+            take(shared.state[group], j, a);
+            take_rows<Keys>(in.keys, j, k);
+            take_rows<Keys>(in.queries, j, q);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                mma::multiply(most[n], a[0], k[2 * n], k[2 * n + 1]);
+                mma::multiply(rest[n], a[1], k[2 * n], k[2 * n + 1]);
+                mma::multiply(o[n], a[0], q[2 * n], q[2 * n + 1]);
+                mma::multiply(o_rest[n], a[1], q[2 * n], q[2 * n + 1]);
+            }
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(rest[n], a[2], k[2 * n], k[2 * n + 1]);
+        }
         // v_t - D(t) S0 k_t.
+        float x[2][4];
         values_of(raw, x);
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             float2 decay = *(const float2*)(in.factors[FROM_START] + column + 8 * n);
+            float2 of_query = *(const float2*)(in.factors[FROM_START_Q] + column + 8 * n);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 x[n][e] = __fmaf_rn(-(e % 2 ? decay.y : decay.x), __fadd_rn(most[n][e], rest[n][e]), x[n][e]);
-                most[n][e] = rest[n][e] = 0.0f;
+                o[n][e] = __fmul_rn(e % 2 ? of_query.y : of_query.x, __fadd_rn(o[n][e], o_rest[n][e]));
+                most[n][e] = rest[n][e] = o_rest[n][e] = 0.0f;
             }
         }
         take_out(x, spoiled);
         leave(x[0], x[1], shared.values[group], step);
-        meet();
-        // By the inverse.
+        __syncthreads();
+
+        // The deltas, by the inverse.
+        float least[2][4] = {};
         for (int j = 0; j <= step; ++j) {
             u32 a[STATE_PARTS][4], b[INVERSE_PARTS][4];
             take(shared.values[group], j, a);
@@ -312,21 +315,36 @@ struct MmaScan {
             for (int e = 0; e < 4; ++e) x[n][e] = __fmul_rn(x[n][e], e % 2 ? decay.y : decay.x);
         }
         leave(x[0], x[1], shared.deltas_to_end[group], step);
-        meet();
-    }
+        __syncthreads();
 
-    // S1 = D(C) S0 + sum_s D(C, s) delta_s k_s, the warp's channels.
-    __device__ __forceinline__ void update_state(const Copied& in, const int* spoiled, int2 tokens) {
+        // S1 = D(C) S0 + sum_s D(C, s) delta_s k_s.
         float sum[TILES][4] = {}, small[TILES][4] = {};
 #pragma unroll
         for (int t = 0; t < TOKEN_STEPS; ++t) {
-            u32 a[STATE_PARTS][4], b[4];
+            u32 a[STATE_PARTS][4], b[TILES / 2][4];
             take(shared.deltas_to_end[group], t, a);
-            mma::load_matrices_transposed(b, in.keys + Keys::piece(16 * t + lane % 16, 2 * share + lane / 16));
+#pragma unroll
+            for (int j = 0; j < TILES / 2; ++j)
+                mma::load_matrices_transposed(
+                    b[j], in.keys + Keys::piece(16 * t + lane % 16, TILES * share + 2 * j + lane / 16));
 #pragma unroll
             for (int part = STATE_PARTS - 1; part >= 0; --part)
 #pragma unroll
-                for (int j = 0; j < TILES; ++j) mma::multiply(part ? small[j] : sum[j], a[part], b[2 * j], b[2 * j + 1]);
+                for (int j = 0; j < TILES; ++j)
+                    mma::multiply(part ? small[j] : sum[j], a[part], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+        }
+        // Outputs: the deltas by their weights.
+        for (int j = 0; j <= step; ++j) {
+            u32 a[OUTPUT_PARTS][4], b[ATTENTION_PARTS][4];
+            take(shared.deltas[group], j, a);
+#pragma unroll
+            for (int part = 0; part < ATTENTION_PARTS; ++part) take_rows<Triangle>(in.attention[part], j, b[part]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(o_rest[n], a[1], b[0][2 * n], b[0][2 * n + 1]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(o[n], a[0], b[0][2 * n], b[0][2 * n + 1]);
+#pragma unroll
+            for (int n = 0; n < 2; ++n) mma::multiply(o_rest[n], a[0], b[1][2 * n], b[1][2 * n + 1]);
         }
         float total = in.factors[TOTAL][0];
         bool bad[2] = {CHUNK - spoiled[lane / 4] < tokens.y, CHUNK - spoiled[lane / 4 + 8] < tokens.y};
@@ -338,50 +356,11 @@ struct MmaScan {
                 s[j][e] = bad[e / 2] ? not_a_number() : next;
             }
         leave_state();
-    }
-
-    // The outputs of the step's tokens, once the deltas are there.
-    __device__ __forceinline__ void put_out(const Copied& in, const int* spoiled, int2 tokens, float (&o)[2][4]) const {
-        float rest[2][4] = {};
-        for (int j = 0; j <= step; ++j) {
-            u32 a[OUTPUT_PARTS][4], b[ATTENTION_PARTS][4];
-            take(shared.deltas[group], j, a);
-#pragma unroll
-            for (int part = 0; part < ATTENTION_PARTS; ++part) take_rows<Triangle>(in.attention[part], j, b[part]);
-#pragma unroll
-            for (int n = 0; n < 2; ++n) mma::multiply(rest[n], a[1], b[0][2 * n], b[0][2 * n + 1]);
-#pragma unroll
-            for (int n = 0; n < 2; ++n) mma::multiply(o[n], a[0], b[0][2 * n], b[0][2 * n + 1]);
-#pragma unroll
-            for (int n = 0; n < 2; ++n) mma::multiply(rest[n], a[0], b[1][2 * n], b[1][2 * n + 1]);
-        }
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) o[n][e] = __fadd_rn(o[n][e], rest[n][e]);
+            for (int e = 0; e < 4; ++e) o[n][e] = __fadd_rn(o[n][e], o_rest[n][e]);
         store_outputs(o, spoiled, tokens);
-    }
-
-    __device__ __forceinline__ void advance(int i, int2 tokens) {
-        const Copied& in = shared.copied[i & 1];
-        int* spoiled = shared.spoiled[i & 1] + group * 16;
-        if (is_output) {
-            float o[2][4] = {}, rest[2][4] = {};
-            multiply_state<OUTPUT_PARTS>(in.queries, o, rest);
-#pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                float2 decay = *(const float2*)(in.factors[FROM_START_Q] + 16 * step + 2 * (lane % 4) + 8 * n);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) o[n][e] = __fmul_rn(e % 2 ? decay.y : decay.x, __fadd_rn(o[n][e], rest[n][e]));
-            }
-            meet();  // the values are there
-            meet();  // and the deltas
-            if (has_channels()) update_state(in, spoiled, tokens);
-            put_out(in, spoiled, tokens, o);
-        } else {
-            find_deltas(in, spoiled, tokens);
-            update_state(in, spoiled, tokens);
-        }
         if (thread_index() < MMA_ROWS) shared.spoiled[(i + 1) & 1][thread_index()] = 0;
     }
 

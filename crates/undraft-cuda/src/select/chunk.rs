@@ -58,11 +58,7 @@ impl ChunkKernel {
 
     /// Threads of a block.
     pub(crate) fn threads(self) -> u32 {
-        match self {
-            ChunkKernel::Tiles { .. } => 128,
-            ChunkKernel::MmaScan { .. } => 512,
-            _ => 256,
-        }
+        if let ChunkKernel::Tiles { .. } = self { 128 } else { 256 }
     }
 
     /// Bytes that a block lays out; the kernels' offsets are the same sums.
