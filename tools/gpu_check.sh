@@ -29,7 +29,7 @@ for line in sys.stdin:
 run() {
     local programs=$1 report=$2 checks="" name
     export UNDRAFT_REQUIRE=cuda
-    for name in undraft_cuda errors driver conformance windows; do
+    for name in undraft_cuda errors driver conformance windows chunk; do
         "$programs/$name" | tail -n 3
         checks+="* \`$name\`: passed"$'\n'
     done
