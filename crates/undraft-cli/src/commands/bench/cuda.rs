@@ -140,7 +140,7 @@ impl<'a> Gpu<'a> {
                 to_copy: None,
                 to_decode: Some(us / recurrent),
             };
-            rows.push(row(format!("recurrent form, {tokens} tokens"), recurrent));
+            rows.push(row(work.what(), recurrent));
             rows.push(row(format!("chunked form, {tokens} tokens (ratio to recurrent)"), chunk));
         }
         Ok(rows)
@@ -404,5 +404,43 @@ fn to_bytes(dtype: DType, x: f32) -> Vec<u8> {
         DType::F32 => x.to_ne_bytes().to_vec(),
         DType::Bf16 => bf16::from_f32(x).to_ne_bytes().to_vec(),
         DType::F16 => f16::from_f32(x).to_ne_bytes().to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_has_parents_before_children_and_the_path_goes_through_all_levels() {
+        let mut levels = [0; TREE.len()];
+        for (node, &parent) in TREE.iter().enumerate() {
+            assert!((-1..node as i32).contains(&parent));
+            levels[node] = if parent < 0 { 1 } else { levels[parent as usize] + 1 };
+        }
+        assert_eq!(levels.iter().max(), Some(&TREE_PATH.len()));
+        let mut parent = -1;
+        for node in TREE_PATH {
+            assert_eq!(TREE[node as usize], parent);
+            parent = node;
+        }
+    }
+
+    #[test]
+    fn a_log_holds_what_is_kept() {
+        let works = [1, 4, 8, 64].map(|tokens| {
+            [
+                Work::Final { tokens },
+                Work::Verify { tokens },
+                Work::PerToken { tokens },
+                Work::Commit { tokens },
+                Work::Tree,
+                Work::Copy,
+            ]
+        });
+        for work in works.into_iter().flatten() {
+            assert!(work.max_kept() <= work.log_tokens(), "{work:?}");
+            assert!(work.max_kept() == 0 || work.window() <= work.log_tokens(), "{work:?}");
+        }
     }
 }
