@@ -63,7 +63,7 @@ generate() {
     shift
     "$undraft" generate --device cuda --json --compare "$@" >"$work/cuda.json" || return 1
     if [[ $against == cpu ]]; then
-        "$undraft" generate --device cpu --json "$@" --draft none >"$work/cpu.json" || return 1
+        "$undraft" generate --device cpu --json "$@" >"$work/cpu.json" || return 1
     else
         rm -f "$work/cpu.json"
     fi
@@ -132,7 +132,6 @@ run() {
     else
         skip "compute-sanitizer" "not found"
     fi
-    check "\`undraft selftest --device cuda\`" "$undraft" selftest --device cuda
     generations
 
     for name in f32 bf16; do
