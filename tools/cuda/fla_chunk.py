@@ -1,4 +1,4 @@
-"""Microseconds of flash-linear-attention's `chunk_gated_delta_rule`, the shape of the bench's `chunk T=8192` row.
+"""Microseconds of flash-linear-attention's `chunk_gated_delta_rule`, the shape of `undraft bench --device cuda --op chunk`.
 
     python3 tools/cuda/fla_chunk.py [--tokens 8192] [--processes 12]
 

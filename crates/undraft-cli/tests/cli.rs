@@ -219,6 +219,43 @@ fn a_cuda_device_that_is_not_there_is_an_error_that_says_so() {
     assert_eq!(devices["devices"][1]["name"], "cuda:0");
 }
 
+#[test]
+fn a_bench_on_cuda_refuses_what_it_cannot_do() {
+    let output = undraft(&["bench", "--device", "cuda:4000"], b"");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    let (no_driver, no_device) = ("no NVIDIA driver found", "CUDA device 4000 was asked for");
+    assert!(stderr.contains(no_driver) || stderr.contains(no_device), "{stderr}");
+    assert!(output.stdout.is_empty());
+    let refused = |args: &[&str], part: &str| refused(&[&["bench", "--device", "cuda"], args].concat(), b"", &[part]);
+    refused(&["--threads", "1"], "`--threads` needs `--device cpu`");
+    refused(&["--isa", "scalar"], "`--isa` needs `--device cpu`");
+    refused(&["--op", "fork-join"], "`--op fork-join` needs `--device cpu`");
+    refused(&["--op", "threads"], "`--op threads` needs `--device cpu`");
+    refused(&["--op", "chunk", "--batch", "8"], "`--batch` needs `--op recurrent`");
+    refused(&["--op", "chunk", "--state-bytes", "65536"], "`--state-bytes` needs `--op recurrent`");
+    refused(&["--tokens", "65"], "`--tokens` has 65, expected 1..=64");
+}
+
+/// On the first GPU, if there is one.
+#[test]
+fn a_bench_on_cuda_prints_each_time_next_to_a_copy() {
+    let devices = json(&["devices", "--json"]);
+    if let Some(why) = devices["devices"][1].get("unavailable") {
+        println!("skipped: {why}");
+        return;
+    }
+    for state in ["f32", "bf16", "f16"] {
+        let args = ["bench", "--device", "cuda", "--json", "--batch", "1,3", "--state", state];
+        let bench = json(&[&args[..], &["--state-bytes", "65536"]].concat());
+        let rows = bench["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 2 * 7);
+        assert!(rows.iter().all(|row| row["ratio_to_copy"].as_f64().unwrap() > 0.0));
+        let chunk = ["bench", "--device", "cuda", "--json", "--op", "chunk", "--tokens", "70", "--state", state];
+        assert_eq!(json(&chunk)["rows"].as_array().unwrap().len(), 2);
+    }
+}
+
 /// On the first GPU, if there is one.
 #[test]
 fn a_cuda_device_gives_the_text_of_plain_decoding() {
