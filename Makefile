@@ -1,13 +1,13 @@
-# `make check` is exactly what CI runs. Its last step is the tests, so that the last line is their summary.
+# `make check` is what CI runs, after `make kernels`. Its last step is the tests, so that the last line is their summary.
 
 CARGO ?= cargo
 PYTHON ?= python3
 UNDRAFT = $(CARGO) run --release --locked --
 
 .NOTPARALLEL:
-.PHONY: check fmt clippy docs layers licences repo doctest generate selftest test bench deny
+.PHONY: check fmt clippy docs layers licences repo fatbin kernels doctest generate selftest test bench deny
 
-check: fmt layers licences repo clippy docs doctest generate selftest test
+check: fmt layers licences repo fatbin clippy docs doctest generate selftest test
 
 fmt:
 	$(CARGO) fmt --all --check
@@ -31,6 +31,14 @@ licences:
 repo:
 	tools/check_repo.sh
 	$(PYTHON) tools/check_docs.py
+
+# Whether the embedded machine code is that of the CUDA sources.
+fatbin:
+	tools/cuda/build_fatbin.sh --sources
+
+# The CUDA kernels with nvcc, for three targets; fetches the compiler from PyPI the first time.
+kernels:
+	tools/cuda/check_kernels.sh
 
 doctest:
 	$(CARGO) test --doc --workspace --all-features --locked

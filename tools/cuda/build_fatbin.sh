@@ -7,8 +7,7 @@
 #     tools/cuda/build_fatbin.sh --sources  fails if the sources have changed since; needs no compiler
 #     tools/cuda/build_fatbin.sh --report   registers and spills of every kernel on sm_90a
 #
-# Needs no GPU. The compiler is nvcc of the wheels in tools/cuda/requirements.txt, or NVCC; a virtual environment with the
-# wheels is made in target/nvcc where NVCC is not set.
+# Needs no GPU. The compiler is that of tools/cuda/nvcc.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -26,25 +25,13 @@ if [[ $mode == --sources || $mode == --check ]]; then
     [[ $mode == --check ]] || { echo "fatbin: built from these sources" && exit 0; }
 fi
 
-if [[ -z ${NVCC:-} ]]; then
-    env=target/nvcc
-    if [[ ! -x $env/bin/python ]] || ! cmp -s tools/cuda/requirements.txt "$env/requirements.txt"; then
-        python3 -m venv "$env"
-        "$env/bin/python" -m pip install -q -r tools/cuda/requirements.txt
-        cp tools/cuda/requirements.txt "$env/requirements.txt"
-    fi
-    NVCC=$("$env/bin/python" -c 'import nvidia.cu13 as m; print(list(m.__path__)[0])')/bin/nvcc
-fi
-
-# No fast-math, and no fusing but that of __fmaf_rn: results must not depend on the compiler's choice.
-flags=(-std=c++17 -O3 -fmad=false --threads 2)
+source tools/cuda/nvcc.sh
+flags+=(--threads 2)
 if [[ $mode == --report ]]; then
     cubin=$(mktemp)
     trap 'rm -f "$cubin"' EXIT
     "$NVCC" "${flags[@]}" -cubin -gencode arch=compute_90a,code=sm_90a -Xptxas -v -o "$cubin" "$kernels/undraft.cu" 2>&1 |
-        awk -F"'" '/Compiling entry function/ { name = $2 }
-            /bytes spill stores/ { split($0, w, " "); spills = w[5] "/" w[9] }
-            /Used [0-9]+ registers/ { match($0, /Used [0-9]+/); printf "%-44s %4d registers, %s bytes spilled and read\n", name, substr($0, RSTART + 5, RLENGTH - 5), spills }' | sort
+        resources | awk '{ printf "%-44s %4d registers, %s/%s bytes spilled and read\n", $1, $2, $3, $4 }'
     exit
 fi
 

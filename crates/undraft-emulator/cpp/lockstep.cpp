@@ -306,8 +306,8 @@ static const char* name_of(int signal) {
 
 // ---- blocks -----------------------------------------------------------------------------------------------------
 
-// Of each stack; a page that may not be touched lies below.
-constexpr size_t STACK = 128 * 1024, PAGE = 4096;
+// Of each stack. Below lies what may not be touched, as much as a compiler for ARM passes over without a look.
+constexpr size_t STACK = 128 * 1024, CLOSED = 64 * 1024;
 // Stacks begin at different offsets, so that their tops do not share the sets of a cache.
 static size_t stagger(size_t i) { return i * 832 % 16384; }
 // Behind dynamic shared memory, to find writes past its end.
@@ -360,13 +360,13 @@ struct LockstepPool {
     Run run;
 
     ~LockstepPool() {
-        for (void* stack : stacks) munmap(stack, STACK + PAGE);
+        for (void* stack : stacks) munmap(stack, STACK + CLOSED);
     }
     bool grow(size_t n) {
         while (stacks.size() < n) {
-            void* stack = mmap(nullptr, STACK + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            void* stack = mmap(nullptr, STACK + CLOSED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (stack == MAP_FAILED) return false;
-            mprotect(stack, PAGE, PROT_NONE);
+            mprotect(stack, CLOSED, PROT_NONE);
             stacks.push_back(stack);
         }
         return true;
@@ -404,7 +404,7 @@ extern "C" int lockstep_run(LockstepPool* pool, const LockstepKernel* kernel, co
         l.index = i % LANES;
         l.warp = &run.warps[i / LANES];
         l.stack = pool->stacks[i];
-        l.stack_pointer = prepare_stack((char*)pool->stacks[i] + PAGE + STACK - stagger(i), fiber);
+        l.stack_pointer = prepare_stack((char*)pool->stacks[i] + CLOSED + STACK - stagger(i), fiber);
     }
     for (size_t w = 0; w < run.warps.size(); ++w) {
         Warp& warp = run.warps[w];

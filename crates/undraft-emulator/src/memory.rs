@@ -11,6 +11,15 @@ use crate::pages::{Pages, Region};
 const GUARD: usize = 1024;
 /// NaN of every element type, and no value that arithmetic gives.
 const GUARD_WORD: u16 = 0x7fd5;
+const INTACT: [u8; GUARD] = {
+    let mut guard = [0; GUARD];
+    let mut i = 0;
+    while i < GUARD {
+        guard[i] = GUARD_WORD.to_le_bytes()[i % 2];
+        i += 1;
+    }
+    guard
+};
 
 #[derive(Debug)]
 struct Allocation {
@@ -32,9 +41,10 @@ unsafe impl Send for Memory {}
 pub(crate) struct Snapshot(Vec<Vec<u8>>);
 
 fn fill(bytes: &mut [u8], word: u16) {
-    for (i, byte) in bytes.iter_mut().enumerate() {
-        *byte = word.to_le_bytes()[i % 2];
-    }
+    let word = word.to_le_bytes();
+    let mut pairs = bytes.chunks_exact_mut(2);
+    pairs.by_ref().for_each(|pair| pair.copy_from_slice(&word));
+    pairs.into_remainder().fill(word[0]);
 }
 
 impl Allocation {
@@ -49,8 +59,7 @@ impl Allocation {
     }
     fn guards_are_whole(&self) -> bool {
         let whole = self.whole();
-        let intact = |guard: &[u8]| guard.iter().enumerate().all(|(i, &b)| b == GUARD_WORD.to_le_bytes()[i % 2]);
-        intact(&whole[..GUARD]) && intact(&whole[GUARD + self.bytes..])
+        whole[..GUARD] == INTACT && whole[GUARD + self.bytes..] == INTACT
     }
 }
 
@@ -61,9 +70,9 @@ impl Memory {
         let address = region.begin.as_ptr() as DevicePtr + GUARD as DevicePtr;
         let mut allocation = Allocation { region, bytes };
         let whole = allocation.whole_mut();
-        fill(&mut whole[..GUARD], GUARD_WORD);
+        whole[..GUARD].copy_from_slice(&INTACT);
         fill(&mut whole[GUARD..GUARD + bytes], poison.word());
-        fill(&mut whole[GUARD + bytes..], GUARD_WORD);
+        whole[GUARD + bytes..].copy_from_slice(&INTACT);
         self.allocations.insert(address, allocation);
         Ok(address)
     }
