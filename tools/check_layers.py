@@ -21,7 +21,7 @@ FLOORS = {
     "undraft-cpu": ({"undraft-core"}, TESTING),
     "undraft-cuda": ({"undraft-core"}, TESTING),
     "undraft-emulator": ({"undraft-cuda"}, {"undraft-core", "undraft-cpu"} | TESTING),
-    "undraft": ({"undraft-core", "undraft-cpu", "undraft-cuda"}, TESTING),
+    "undraft": ({"undraft-core", "undraft-cpu", "undraft-cuda"}, {"undraft-emulator"} | TESTING),
     "undraft-model": ({"undraft"}, {"undraft-emulator"} | TESTING),
     "undraft-cli": ({"undraft", "undraft-model"} | TESTING, set()),
 }

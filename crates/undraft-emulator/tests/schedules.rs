@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use undraft_core::Capture;
+use undraft_core::{Backend, Capture, Op};
 use undraft_cuda::CudaBackend;
 use undraft_emulator::{EmulatedDriver, Options};
 use undraft_testing::DType;
@@ -17,7 +17,7 @@ use undraft_testing::harness::{self, Memory};
 /// Few multiprocessors, where blocks have several units of work, and as many as a GPU has.
 fn backends() -> [CudaBackend; 2] {
     [1, 132].map(|num_sms| {
-        let options = Options { num_sms, ..Options::every_schedule() };
+        let options = Options { num_sms, max_shared: 232_448, ..Options::every_schedule() };
         CudaBackend::with_driver(Arc::new(EmulatedDriver::new(options).unwrap())).unwrap()
     })
 }
@@ -65,4 +65,20 @@ fn the_other_operations() {
         let norm = harness::rms_norm_gated::run(backend, &NormCase::nth(DType::F16, index), memory)?;
         Ok(commit.is_some() && gating.is_some() && norm.is_some())
     });
+}
+
+/// Where the back end has it.
+#[test]
+fn the_chunked_form() {
+    if !backends()[0].caps().ops.contains(&Op::ChunkGatedDeltaRule) {
+        return;
+    }
+    for io in [DType::F32, DType::Bf16, DType::F16] {
+        each(5, io, |backend, index| {
+            let case = DeltaRuleCase::nth_prompt(io, index * 3 + 1);
+            let every = [None, Some(64), Some(7)][index % 3];
+            let outcome = harness::chunk_gated_delta_rule::run(backend, &case, every, Memory::nth(index))?;
+            Ok(outcome.is_some())
+        });
+    }
 }

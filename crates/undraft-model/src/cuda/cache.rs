@@ -18,6 +18,8 @@ use crate::model::{CacheConfig, check_capacity};
 /// memory that its passes work in.
 #[derive(Debug)]
 pub struct CudaCache {
+    /// Of windows of as many tokens, once they have come. Dropped before the memory that they use.
+    pub(super) graphs: Vec<Option<Graph>>,
     pub(super) model_id: u64,
     pub(super) gpu: Gpu,
     pub(super) layers: Vec<Layer>,
@@ -25,8 +27,6 @@ pub struct CudaCache {
     pub(super) rope: DeviceBuffer<f32>,
     pub(super) header: Header,
     pub(super) work: Workspace,
-    /// Of windows of as many tokens, once they have come. Dropped before the memory that they use.
-    pub(super) graphs: Vec<Option<Graph>>,
     words: HeaderWords,
     capacity: usize,
     max_window: usize,

@@ -1,6 +1,6 @@
 //! Weights as they lie on the device.
 
-use undraft::cuda::driver::{DevicePtr, Stream};
+use undraft::cuda::driver::{DeviceElement, DevicePtr, Stream};
 use undraft::cuda::raw::Elements;
 use undraft::cuda::{CudaError, DeviceBuffer};
 use undraft::{bf16, f16};
@@ -8,7 +8,6 @@ use undraft::{bf16, f16};
 use super::DEVICE;
 use crate::error::{ModelError, Result};
 use crate::load;
-use crate::weights::WeightData;
 
 /// Matrices `[out_features, in_features]`, one or several of the same sizes behind one another.
 #[derive(Debug)]
@@ -78,38 +77,27 @@ impl Matrix {
 impl Data {
     /// In the type that the file has; parts of different types are widened, which changes no value.
     fn upload(stream: &Stream, parts: &[&load::Matrix]) -> Result<Self, CudaError> {
-        let len = parts.iter().map(|part| part.data.len()).sum();
-        let all = |same: fn(&WeightData) -> bool| parts.iter().all(|part| same(&part.data));
-        if all(|data| matches!(data, WeightData::Bf16(_))) {
-            let mut buffer = DeviceBuffer::uninit(stream.driver(), len)?;
-            let mut at = 0;
-            for part in parts {
-                if let WeightData::Bf16(data) = &part.data {
-                    buffer.write(stream, at, data)?;
-                    at += data.len();
-                }
+        let bf16: Option<Vec<&[bf16]>> = parts.iter().map(|part| part.data.as_bf16()).collect();
+        let f16: Option<Vec<&[f16]>> = parts.iter().map(|part| part.data.as_f16()).collect();
+        Ok(match (bf16, f16) {
+            (Some(parts), _) => Data::Bf16(concatenated(stream, &parts)?),
+            (_, Some(parts)) => Data::F16(concatenated(stream, &parts)?),
+            _ => {
+                let parts: Vec<Vec<f32>> = parts.iter().map(|part| part.data.to_f32()).collect();
+                Data::F32(concatenated(stream, &parts.iter().map(Vec::as_slice).collect::<Vec<_>>())?)
             }
-            return Ok(Data::Bf16(buffer));
-        }
-        if all(|data| matches!(data, WeightData::F16(_))) {
-            let mut buffer = DeviceBuffer::uninit(stream.driver(), len)?;
-            let mut at = 0;
-            for part in parts {
-                if let WeightData::F16(data) = &part.data {
-                    buffer.write(stream, at, data)?;
-                    at += data.len();
-                }
-            }
-            return Ok(Data::F16(buffer));
-        }
-        let mut buffer = DeviceBuffer::uninit(stream.driver(), len)?;
-        let mut at = 0;
-        for part in parts {
-            buffer.write(stream, at, &part.data.to_f32())?;
-            at += part.data.len();
-        }
-        Ok(Data::F32(buffer))
+        })
     }
+}
+
+fn concatenated<T: DeviceElement>(stream: &Stream, parts: &[&[T]]) -> Result<DeviceBuffer<T>, CudaError> {
+    let mut buffer = DeviceBuffer::uninit(stream.driver(), parts.iter().map(|part| part.len()).sum())?;
+    let mut at = 0;
+    for part in parts {
+        buffer.write(stream, at, part)?;
+        at += part.len();
+    }
+    Ok(buffer)
 }
 
 /// An RMS norm: what the row is multiplied by.

@@ -74,6 +74,16 @@ impl WeightData {
         }
     }
 
+    /// The elements, if they are bf16.
+    pub fn as_bf16(&self) -> Option<&[bf16]> {
+        if let Self::Bf16(values) = self { Some(values) } else { None }
+    }
+
+    /// The elements, if they are f16.
+    pub fn as_f16(&self) -> Option<&[f16]> {
+        if let Self::F16(values) = self { Some(values) } else { None }
+    }
+
     /// The elements widened to f32, which changes no value.
     pub fn to_f32(&self) -> Vec<f32> {
         let widen = |len, convert: &dyn Fn(&mut [f32])| {
