@@ -38,12 +38,21 @@ extern "C" __global__ void __launch_bounds__(SEGMENT) dense_attention_parts(cons
     float* scores = dense_shared<float>();  // [SEGMENT], then [WARPS] twice
     float *maxima = scores + SEGMENT, *sums = maxima + WARPS;
     const float* q = p.query + unit * D;
-    for (int j = warp; j < seen; j += WARPS) {
-        const float* k = p.keys + start + j * row;
-        float dot = 0.0f;
-        for (int i = lane; i < D; i += 32) dot = __fmaf_rn(q[i], k[i], dot);
-        dot = warp_sum(dot);
-        if (lane == 0) scores[j] = dot;
+    for (int j = 4 * warp; j < seen; j += 4 * WARPS) {
+        // Four keys at a time; beyond the end lies the last one, again.
+        float dots[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        const float* k[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) k[r] = p.keys + start + min(j + r, seen - 1) * row;
+#pragma unroll 4
+        for (int i = lane; i < D; i += 32) {
+            float query = q[i];
+#pragma unroll
+            for (int r = 0; r < 4; ++r) dots[r] = __fmaf_rn(query, k[r][i], dots[r]);
+        }
+        int index;
+        float dot = warp_sums(dots, lane, index);
+        if (lane % 8 == 0 && j + index < seen) scores[j + index] = dot;
     }
     __syncthreads();
     // A NaN is lost here, and comes back with its own weight.

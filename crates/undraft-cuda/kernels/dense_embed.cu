@@ -15,8 +15,10 @@ struct EmbedParams {
     int num_tokens, vocab_size, dtype;
 };
 
+// One thread an element.
 extern "C" __global__ void __launch_bounds__(128) dense_embed(const __grid_constant__ EmbedParams p) {
+    i64 j = (i64)blockIdx.y * 128 + threadIdx.x;
+    if (j >= p.len) return;
     u32 token = min(p.tokens[blockIdx.x], (u32)p.vocab_size - 1);
-    for (i64 j = threadIdx.x; j < p.len; j += 128)
-        p.out[blockIdx.x * p.len + j] = load_as_f32(p.table, p.dtype, token * p.len + j);
+    p.out[blockIdx.x * p.len + j] = load_as_f32(p.table, p.dtype, token * p.len + j);
 }

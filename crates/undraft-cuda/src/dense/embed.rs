@@ -31,7 +31,8 @@ impl Launcher {
     /// # Safety
     /// The contract of [`crate::raw`].
     pub unsafe fn dense_embed(&self, stream: CUstream, params: &EmbedParams) -> Result<()> {
-        let grid = Grid { blocks: (params.num_tokens.max(0) as u64, 1), threads: 128, shared: 0 };
+        let blocks = (params.num_tokens.max(0) as u64, (params.len.max(0) as u64).div_ceil(128) as u32);
+        let grid = Grid { blocks, threads: 128, shared: 0 };
         // SAFETY: the kernel takes these parameters; the caller's promise.
         unsafe { self.launch("dense_embed", Kernel::Dense(DenseKernel::Embed), grid, stream, params) }
     }

@@ -6,7 +6,7 @@ use crate::raw::{CUstream, DevicePtr, Grid, Launcher};
 use crate::select::Kernel;
 
 /// Threads of a block, as in the kernel.
-const THREADS: u32 = 256;
+const THREADS: u32 = 512;
 
 /// Parameters of [`Launcher::dense_rms_norm`].
 #[derive(Clone, Debug, Default)]
