@@ -1,5 +1,6 @@
 //! What the subcommands share.
 
+use std::io::Write;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -8,6 +9,29 @@ use clap::ValueEnum;
 use undraft::Device;
 use undraft::cpu::{CpuBackend, Isa, Serial, ThreadPool};
 use undraft::cuda::CudaError;
+
+/// Writes to standard output. A reader that has gone, as in `undraft bench | head`, ends the program quietly; any other failure
+/// ends it with exit code 2.
+pub fn write_out(text: std::fmt::Arguments<'_>) {
+    if let Err(e) = std::io::stdout().write_fmt(text) {
+        if e.kind() == std::io::ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        eprintln!("error: standard output: {e}");
+        std::process::exit(2);
+    }
+}
+
+/// [`write_out`], formatted as by `print!`.
+macro_rules! out {
+    ($($text:tt)*) => { $crate::common::write_out(format_args!($($text)*)) };
+}
+
+/// [`write_out`], formatted as by `println!`.
+macro_rules! outln {
+    () => { $crate::common::write_out(format_args!("\n")) };
+    ($($text:tt)*) => { $crate::common::write_out(format_args!("{}\n", format_args!($($text)*))) };
+}
 
 /// Instruction set, as an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

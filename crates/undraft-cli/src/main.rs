@@ -2,8 +2,9 @@
 //!
 //! Exit codes: 0 all well, 1 a check failed, 2 bad usage or input.
 
-mod commands;
+#[macro_use]
 mod common;
+mod commands;
 
 use std::process::ExitCode;
 

@@ -345,3 +345,17 @@ fn devices_and_bench_print_json() {
     assert_eq!(chunk["rows"].as_array().unwrap().len(), 2);
     assert_eq!(json(&["bench", "--json", "--op", "fork-join", "--threads", "2"])["rows"].as_array().unwrap().len(), 2);
 }
+
+#[test]
+fn a_reader_that_goes_away_ends_it_quietly() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_undraft"))
+        .arg("devices")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), stderr.as_str()), (Some(0), ""));
+}

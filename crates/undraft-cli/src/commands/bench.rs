@@ -126,18 +126,18 @@ pub fn run(args: &Args) -> Result<bool> {
         let rows: Vec<_> = rows.iter().map(Row::to_json).collect();
         let log = dims.log_len() * 4;
         let all = json!({ "setting": header, "log_bytes_per_token": log, "state_bytes": dims.state_len() * dtype.size(), "rows": rows });
-        println!("{}", serde_json::to_string_pretty(&all)?);
+        outln!("{}", serde_json::to_string_pretty(&all)?);
         return Ok(true);
     }
-    println!("{header}");
-    println!(
+    outln!("{header}");
+    outln!(
         "state of a sequence and layer {}, delta log of a token {}",
         bytes(dims.state_len() * dtype.size()),
         bytes(dims.log_len() * 4)
     );
-    println!("{:<6} {:<46} {:>12} {:>10} {:>12}", "batch", "what", "median", "to copy", "to decode");
+    outln!("{:<6} {:<46} {:>12} {:>10} {:>12}", "batch", "what", "median", "to copy", "to decode");
     for row in &rows {
-        println!("{row}");
+        outln!("{row}");
     }
     Ok(true)
 }

@@ -53,30 +53,38 @@ pub fn run(args: &Args) -> Result<bool> {
         });
         let mut devices = vec![cpu];
         devices.extend(cuda_devices().enumerate().map(|(ordinal, device)| cuda_json(ordinal, &device)));
-        println!("{}", serde_json::to_string_pretty(&json!({ "devices": devices, "memory_per_slot": memory }))?);
+        outln!("{}", serde_json::to_string_pretty(&json!({ "devices": devices, "memory_per_slot": memory }))?);
         return Ok(true);
     }
-    println!("cpu, {} threads", available_threads());
+    outln!("cpu, {} threads", available_threads());
     for isa in Isa::ALL {
         let note = if isa == best { "available, used by default" } else { "available" };
-        println!("  {:<8} {}", isa.name(), if isa.is_available() { note } else { "not on this machine" });
+        outln!("  {:<8} {}", isa.name(), if isa.is_available() { note } else { "not on this machine" });
     }
-    println!("  operations    {}", ops.join(", "));
-    println!("  i/o dtypes    {}", io.join(", "));
-    println!("  state dtypes  f32");
-    println!("  captures      {}", captures.join(", "));
-    println!("  head sizes    1..={}, K and V of their own", caps.max_head_dim);
+    outln!("  operations    {}", ops.join(", "));
+    outln!("  i/o dtypes    {}", io.join(", "));
+    outln!("  state dtypes  f32");
+    outln!("  captures      {}", captures.join(", "));
+    outln!("  head sizes    1..={}, K and V of their own", caps.max_head_dim);
     for (ordinal, device) in cuda_devices().enumerate() {
         print_cuda(ordinal, &device);
     }
-    println!("\nmemory of one slot (one sequence), windows of 4 tokens");
-    println!(
+    outln!("\nmemory of one slot (one sequence), windows of 4 tokens");
+    outln!(
         "  {:<18} {:>6} {:>6} {:>4} {:>10} {:>10} {:>10} {:>12} {:>10}",
-        "shape", "layers", "H/HV", "K=V", "state", "conv", "log", "log a token", "total"
+        "shape",
+        "layers",
+        "H/HV",
+        "K=V",
+        "state",
+        "conv",
+        "log",
+        "log a token",
+        "total"
     );
     for (name, layers, h, hv, dim, log, m) in memory {
         let all = |n: usize| bytes(n * layers);
-        println!(
+        outln!(
             "  {name:<18} {layers:>6} {:>6} {dim:>4} {:>10} {:>10} {:>10} {:>12} {:>10}",
             format!("{h}/{hv}"),
             all(m.recurrent_state),
@@ -86,7 +94,7 @@ pub fn run(args: &Args) -> Result<bool> {
             all(m.total()),
         );
     }
-    println!("  (log a token: k, decay and delta of one layer; the convolution's row comes on top)");
+    outln!("  (log a token: k, decay and delta of one layer; the convolution's row comes on top)");
     Ok(true)
 }
 
@@ -112,12 +120,12 @@ fn print_cuda(ordinal: usize, device: &undraft::Result<Device>) {
     match (attributes(device), device) {
         (Some(a), Ok(device)) => {
             let (major, minor) = a.compute_capability;
-            println!("\ncuda:{ordinal}, {}", a.name);
-            println!("  compute capability {major}.{minor}, {} multiprocessors", a.num_sms);
+            outln!("\ncuda:{ordinal}, {}", a.name);
+            outln!("  compute capability {major}.{minor}, {} multiprocessors", a.num_sms);
             let ops: Vec<_> = device.backend().caps().ops.iter().map(|op| op.name()).collect();
-            println!("  operations    {}", ops.join(", "));
+            outln!("  operations    {}", ops.join(", "));
         }
-        (_, Err(why)) => println!("\ncuda:{ordinal}, not available: {why}"),
+        (_, Err(why)) => outln!("\ncuda:{ordinal}, not available: {why}"),
         (None, Ok(_)) => {}
     }
 }

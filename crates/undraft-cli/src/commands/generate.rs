@@ -411,6 +411,6 @@ fn print_json(dir: &Path, prompt_ids: &[u32], text: Option<&str>, report: &Repor
         },
         "compare": compare,
     });
-    println!("{}", serde_json::to_string_pretty(&object)?);
+    outln!("{}", serde_json::to_string_pretty(&object)?);
     Ok(())
 }

@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Result<bool> {
             reports
         });
         if let (Err(reason), true) = (&outcome, as_text) {
-            println!("{name:<18} skipped: {reason}");
+            outln!("{name:<18} skipped: {reason}");
         }
         outcomes.push((name, outcome));
     };
@@ -84,11 +84,11 @@ pub fn run(args: &Args) -> Result<bool> {
         let backends: Vec<_> = outcomes.iter().map(|(name, outcome)| to_json(name, outcome)).collect();
         let summary =
             json!({ "passed": passed, "failed": failed, "skipped_back_ends": skipped, "back_ends": backends });
-        println!("{}", serde_json::to_string_pretty(&summary)?);
+        outln!("{}", serde_json::to_string_pretty(&summary)?);
     } else if args.markdown {
-        print!("{}", to_markdown(&outcomes, &summary));
+        out!("{}", to_markdown(&outcomes, &summary));
     } else {
-        println!("\n{summary}");
+        outln!("\n{summary}");
     }
     Ok(failed == 0)
 }
@@ -144,24 +144,24 @@ fn width(axis: Axis) -> usize {
 }
 
 fn print_head() {
-    println!("Calls that passed, by option; 0 is an option that no call had, - one that the operation does not have.");
+    outln!("Calls that passed, by option; 0 is an option that no call had, - one that the operation does not have.");
     for axis in Axis::ALL {
         let values = Op::ALL.into_iter().map(|op| axis.values(op)).max_by_key(|values| values.len());
-        println!("  {:<12} {}", axis.name(), values.unwrap_or_default().join("/"));
+        outln!("  {:<12} {}", axis.name(), values.unwrap_or_default().join("/"));
     }
-    println!("  causal_conv1d_update has no per-token, and commit_states no `replay none`.");
-    print!("\n{:<18} {:<32} {:>6} {:>6} {:>6} ", "back end", "operation", "calls", "golden", "worst");
-    Axis::ALL.iter().for_each(|&axis| print!(" {:<w$}", axis.name(), w = width(axis)));
-    println!(" result");
+    outln!("  causal_conv1d_update has no per-token, and commit_states no `replay none`.");
+    out!("\n{:<18} {:<32} {:>6} {:>6} {:>6} ", "back end", "operation", "calls", "golden", "worst");
+    Axis::ALL.iter().for_each(|&axis| out!(" {:<w$}", axis.name(), w = width(axis)));
+    outln!(" result");
 }
 
 fn print_row(name: &str, op: Op, reports: &[Report]) {
     let totals = Totals::new(reports);
     let (calls, golden, worst) = (totals.coverage.total().calls, totals.golden, totals.worst());
-    print!("{name:<18} {:<32} {calls:>6} {golden:>6} {worst:>6} ", op.name());
-    Axis::ALL.iter().for_each(|&axis| print!(" {:<w$}", totals.counts(op, axis), w = width(axis)));
-    println!(" {}", totals.result());
-    totals.failures.iter().for_each(|why| println!("    FAILED: {why}"));
+    out!("{name:<18} {:<32} {calls:>6} {golden:>6} {worst:>6} ", op.name());
+    Axis::ALL.iter().for_each(|&axis| out!(" {:<w$}", totals.counts(op, axis), w = width(axis)));
+    outln!(" {}", totals.result());
+    totals.failures.iter().for_each(|why| outln!("    FAILED: {why}"));
 }
 
 const MARKDOWN_HEAD: &str = "\
