@@ -1,12 +1,13 @@
 //! `chunk_gated_delta_rule`.
 
 use undraft_core::ops::ChunkGatedDeltaRuleArgs;
-use undraft_core::{Beta, Decay, DecayShape, GdnDims, HeadMap, QkNorm, Rounding};
+use undraft_core::{DecayShape, GdnDims};
 
 use crate::backend::CudaBackend;
-use crate::device::{Input, Output};
+use crate::device::Output;
 use crate::driver::DeviceBuffer;
 use crate::error::{CudaError, Result};
+use crate::ops::delta_inputs::{DeltaInputs, set_delta_inputs};
 use crate::raw::{CUstream, DecayForm, DevicePtr, Elements, Grid, Launcher, Switch};
 use crate::select::Kernel;
 use crate::select::chunk::{self, ATTENTION_PARTS, ChunkCall, ChunkKernel, INVERSE_PARTS};
@@ -249,37 +250,8 @@ pub(crate) fn run(backend: &CudaBackend, args: ChunkGatedDeltaRuleArgs<'_>) -> R
     let num_tokens = inputs.cu_seqlens.last().map_or(0, |&n| n as usize);
     let mut params = ChunkParams::new(&inputs.dims, inputs.state_indices.len(), num_tokens);
 
-    let (q, k) = (Input::upload(stream, &inputs.q)?, Input::upload(stream, &inputs.k)?);
-    let v = Input::upload(stream, &inputs.v)?;
-    (params.q, params.q_stride, params.q_dtype) = q.tensor();
-    (params.k, params.k_stride, params.k_dtype) = k.tensor();
-    (params.v, params.v_stride, params.v_dtype) = v.tensor();
-    let (form, decay, a_log, dt_bias): (_, _, &[f32], &[f32]) = match inputs.decay {
-        Decay::Log(g) => (DecayForm::Log, g, &[], &[]),
-        Decay::Linear(alpha) => (DecayForm::Linear, alpha, &[], &[]),
-        Decay::NegLog(x) => (DecayForm::NegLog, x, &[], &[]),
-        Decay::Gate { a, a_log, dt_bias } => (DecayForm::Gate, a, a_log, dt_bias),
-    };
-    let decay = DeviceBuffer::from_slice(stream, decay)?;
-    let (a_log, dt_bias) = (DeviceBuffer::from_slice(stream, a_log)?, DeviceBuffer::from_slice(stream, dt_bias)?);
-    params.decay_form = form;
-    params.decay = decay.address();
-    (params.a_log, params.dt_bias) = (a_log.address(), dt_bias.address());
-    let (beta, is_logit) = match inputs.beta {
-        Beta::Value(beta) => (beta, false),
-        Beta::Logit(b) => (b, true),
-    };
-    let beta = DeviceBuffer::from_slice(stream, beta)?;
-    (params.beta, params.beta_is_logit) = (beta.address(), is_logit.into());
-    params.scale = inputs.scale;
-    params.tiled = (inputs.head_map == HeadMap::Tiled).into();
-    params.round_io = (inputs.rounding == Rounding::Io).into();
-    if let QkNorm::L2Norm { eps } = inputs.qk_norm {
-        (params.l2_norm, params.eps) = (Switch::On, eps);
-    }
-    let cu_seqlens = DeviceBuffer::from_slice(stream, inputs.cu_seqlens)?;
-    let state_indices = DeviceBuffer::from_slice(stream, inputs.state_indices)?;
-    (params.cu_seqlens, params.state_indices) = (cu_seqlens.address(), state_indices.address());
+    let device = DeltaInputs::upload(stream, &inputs)?;
+    set_delta_inputs!(params, device, inputs);
 
     let state = Output::upload(stream, state)?;
     let out_rows = Output::upload(stream, out.data)?;

@@ -4,6 +4,7 @@ pub(crate) mod causal_conv1d_fn;
 pub(crate) mod causal_conv1d_update;
 pub(crate) mod chunk_gated_delta_rule;
 pub(crate) mod commit_states;
+mod delta_inputs;
 pub(crate) mod fused_gdn_gating;
 pub(crate) mod fused_recurrent_gated_delta_rule;
 pub(crate) mod rms_norm_gated;
