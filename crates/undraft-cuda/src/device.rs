@@ -47,10 +47,9 @@ impl Device {
 
     /// Compiles them, unless the fat binary has them or the size is none that has kernels of its own.
     pub(crate) fn compile_for(&self, head_k_dim: usize) -> Result<bool> {
-        let kernels = Recurrent::compiled(head_k_dim);
-        if kernels.is_empty() {
+        let Some(kernels) = Recurrent::compiled(head_k_dim) else {
             return Ok(false);
-        }
+        };
         let place = &self.compiled[head_k_dim / 32 - 1];
         if place.get().is_none() {
             let names: Vec<String> = kernels.iter().map(|&kernel| Kernel::Recurrent(kernel).name()).collect();

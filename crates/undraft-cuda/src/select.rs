@@ -40,19 +40,21 @@ impl Recurrent {
     pub(crate) fn padded_k(&self) -> usize {
         self.padded_k
     }
-    /// The kernels that [`crate::raw::Launcher::compile_for`] compiles for a head size.
-    pub(crate) fn compiled(head_k_dim: usize) -> Vec<Recurrent> {
+    /// The kernels that [`crate::raw::Launcher::compile_for`] compiles for a head size, if it does.
+    pub(crate) fn compiled(head_k_dim: usize) -> Option<[Recurrent; 4 * STATES.len()]> {
         if !head_k_dim.is_multiple_of(32) || !(32..=256).contains(&head_k_dim) || [64, 128, 256].contains(&head_k_dim) {
-            return Vec::new();
+            return None;
         }
         let (many, any) = if head_k_dim <= 128 { (4, 2) } else { (2, 1) };
         let kinds = [(1, Kind::Chain), (many, Kind::Chain), (many, Kind::Tree), (any, Kind::Any)];
-        let of_kind = |(rows, kind)| STATES.map(|state| Recurrent { state, padded_k: head_k_dim, rows, kind });
-        kinds.into_iter().flat_map(of_kind).collect()
+        Some(std::array::from_fn(|i| {
+            let (rows, kind) = kinds[i / STATES.len()];
+            Recurrent { state: STATES[i % STATES.len()], padded_k: head_k_dim, rows, kind }
+        }))
     }
     /// Position in [`Recurrent::compiled`].
     pub(crate) fn index_of_compiled(&self) -> Option<usize> {
-        Self::compiled(self.padded_k).iter().position(|kernel| kernel == self)
+        Self::compiled(self.padded_k)?.iter().position(|kernel| kernel == self)
     }
     /// Rows that a block works on at a time.
     fn tile(&self) -> usize {
@@ -127,8 +129,8 @@ impl Kernel {
         for (padded_k, rows, kind) in RECURRENT {
             all.extend(STATES.iter().map(|&state| Kernel::Recurrent(Recurrent { state, padded_k, rows, kind })));
         }
-        all.extend(DenseKernel::all().map(Kernel::Dense));
         all.extend(ChunkKernel::ALL.map(Kernel::Chunk));
+        all.extend(DenseKernel::all().map(Kernel::Dense));
         all
     }
 
@@ -145,10 +147,8 @@ impl Kernel {
                 let row = RECURRENT.iter().position(|&r| r == (padded_k, rows, kind)).unwrap_or(0);
                 4 + (2 + row) * STATES.len() + of_state(state)
             }
-            Kernel::Dense(kernel) => 4 + (2 + RECURRENT.len()) * STATES.len() + kernel.index(),
-            Kernel::Chunk(kernel) => {
-                4 + (2 + RECURRENT.len()) * STATES.len() + DenseKernel::all().count() + kernel.index()
-            }
+            Kernel::Chunk(kernel) => 4 + (2 + RECURRENT.len()) * STATES.len() + kernel.index(),
+            Kernel::Dense(kernel) => 4 + (2 + RECURRENT.len()) * STATES.len() + ChunkKernel::ALL.len() + kernel.index(),
         }
     }
 
