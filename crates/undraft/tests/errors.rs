@@ -215,7 +215,10 @@ fn a_prompt_runs_beside_a_window() {
     let mut rest = pool.begin_final(&[b], &[3]).unwrap();
     model.verify(&mut rest, &tokens[2..]);
     rest.commit(&[3]).unwrap();
-    assert!(snapshot(&mut pool, &[a]) == snapshot(&mut pool, &[b]), "a prompt in one piece, and in a window and a rest");
+    assert!(
+        snapshot(&mut pool, &[a]) == snapshot(&mut pool, &[b]),
+        "a prompt in one piece, and in a window and a rest"
+    );
 
     // What its kernels have moved on cannot be taken back, also after it was detached.
     let mut prompt = pool.begin_final(&[a], &[5]).unwrap();
