@@ -1,4 +1,4 @@
-/* Every way to get a call wrong that C lets a library see: a status, a message that names it, and everything as it was. */
+/* Every mistake that C lets a library see: a status, a message that names it, and everything as it was. */
 #include "support.h"
 
 static Model model;
@@ -159,9 +159,11 @@ static void test_struct_sizes(void) {
     OK(undraft_pool_new(model.device, &next.config, &pool, &message));
     OK(undraft_pool_free(pool, &message));
     next.newer[1] = 1;
-    FAILS(UNDRAFT_UNSUPPORTED, "that this version does not know", undraft_pool_new(model.device, &next.config, &pool, &message));
+    FAILS(UNDRAFT_UNSUPPORTED, "that this version does not know",
+          undraft_pool_new(model.device, &next.config, &pool, &message));
     next.config.size = 8;
-    FAILS(UNDRAFT_INVALID_ARGUMENT, "`size` of `undraft_pool_config` is 8", undraft_pool_new(model.device, &next.config, &pool, &message));
+    FAILS(UNDRAFT_INVALID_ARGUMENT, "`size` of `undraft_pool_config` is 8",
+          undraft_pool_new(model.device, &next.config, &pool, &message));
     undraft_gdn_sizes sizes;
     sizes.size = 0;
     FAILS(UNDRAFT_INVALID_ARGUMENT, "`size`", undraft_gdn_get_sizes(&model.dims[0], UNDRAFT_F32, &sizes, &message));
@@ -174,8 +176,9 @@ static void test_struct_sizes(void) {
     REQUIRE(out.sizes.size == sizeof out && out.newer == 99 && out.sizes.key_dim == 32);
     /* Misaligned: no struct lies there, so that it must not be read. */
     char bytes[2 * sizeof(undraft_pool_config)];
+    const char *odd = bytes + 1 + ((uintptr_t)bytes & 1);
     FAILS(UNDRAFT_INVALID_ARGUMENT, "expected a multiple of 8",
-          undraft_pool_new(model.device, (const undraft_pool_config *)(const void *)(bytes + 1 + ((uintptr_t)bytes & 1)), &pool, &message));
+          undraft_pool_new(model.device, (const undraft_pool_config *)(const void *)odd, &pool, &message));
 }
 
 static void test_slots(void) {
@@ -212,7 +215,8 @@ static void test_slots(void) {
     FAILS(UNDRAFT_INVALID_ARGUMENT, "expected a multiple of 4",
           undraft_slot_export_state(pool, a, 0, UNDRAFT_STATE_VALUE_MAJOR, &state, &message));
     state.data = NULL;
-    FAILS(UNDRAFT_INVALID_ARGUMENT, "`from` has no data", undraft_slot_import_state(pool, a, 0, UNDRAFT_STATE_VALUE_MAJOR, &state, &message));
+    FAILS(UNDRAFT_INVALID_ARGUMENT, "`from` has no data",
+          undraft_slot_import_state(pool, a, 0, UNDRAFT_STATE_VALUE_MAJOR, &state, &message));
     OK(undraft_pool_free(pool, &message));
     OK(undraft_pool_free(other_pool, &message));
 }
@@ -269,8 +273,10 @@ static void test_rounds(void) {
         FAILS(status, text, undraft_round_verify(pool, round, 0, &args, &message));       \
     } while (0)
     VERIFY_FAILS(bad, "`layer` is NULL", args.layer = NULL);
-    VERIFY_FAILS(bad, "`mixed_qkv` has shape [2, 160], expected [num_tokens=3, channels=160]", args.mixed_qkv.shape[0] = 2);
-    VERIFY_FAILS(bad, "`mixed_qkv` has row stride 100, expected at least the row length 160", args.mixed_qkv.strides[0] = 100);
+    VERIFY_FAILS(bad, "`mixed_qkv` has shape [2, 160], expected [num_tokens=3, channels=160]",
+                 args.mixed_qkv.shape[0] = 2);
+    VERIFY_FAILS(bad, "`mixed_qkv` has row stride 100, expected at least the row length 160",
+                 args.mixed_qkv.strides[0] = 100);
     VERIFY_FAILS(bad, "`mixed_qkv` has row stride -160", args.mixed_qkv.strides[0] = -160);
     VERIFY_FAILS(bad, "`mixed_qkv` has strides", args.mixed_qkv.strides[1] = 2);
     VERIFY_FAILS(bad, "`mixed_qkv` is i32 (4)", args.mixed_qkv.dtype = UNDRAFT_I32);
@@ -283,7 +289,8 @@ static void test_rounds(void) {
     VERIFY_FAILS(bad, "has `num_k_heads` = 1, expected 2", args = layer_args(&model, 1, tokens, 3, &spare));
 #undef VERIFY_FAILS
     FAILS(bad, "`layer` is 2, expected 0..2", undraft_round_verify(pool, round, 2, &good, &message));
-    FAILS(UNDRAFT_NOT_IN_USE, "is over, or belongs to another pool", undraft_round_verify(other_pool, round, 0, &good, &message));
+    FAILS(UNDRAFT_NOT_IN_USE, "is over, or belongs to another pool",
+          undraft_round_verify(other_pool, round, 0, &good, &message));
     OK(undraft_round_verify(pool, round, 0, &good, &message));
     FAILS(bad, "layer 0 was already verified", undraft_round_verify(pool, round, 0, &good, &message));
 
