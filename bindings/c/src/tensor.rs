@@ -297,6 +297,8 @@ impl View {
         unsafe { std::slice::from_raw_parts(self.data.cast(), self.len) }
     }
     /// The elements, which are of the view's dtype, to write.
+    // `Disjoint` shows that they may be written; they are not part of it.
+    #[allow(clippy::mut_from_ref)]
     fn slice_mut<'t, T>(self, _: &'t Disjoint<'_>) -> &'t mut [T] {
         if self.len == 0 {
             return &mut [];
