@@ -3,7 +3,7 @@
 
     python3 tools/check_layers.py
 
-Arrows point downwards: undraft-cli, undraft-model, undraft, back ends, undraft-core. Back ends never import each other;
+Arrows point downwards: undraft-cli, undraft-model, undraft, back ends, undraft-core; undraft-c (bindings/c) stands on undraft. Back ends never import each other;
 undraft-emulator stands beside undraft-testing, on top of the back end that it runs.
 A crate that is not in FLOORS is an error as well: say on which floor it stands.
 """
@@ -22,6 +22,7 @@ FLOORS = {
     "undraft-cuda": ({"undraft-core"}, TESTING),
     "undraft-emulator": ({"undraft-cuda"}, {"undraft-core", "undraft-cpu"} | TESTING),
     "undraft": ({"undraft-core", "undraft-cpu", "undraft-cuda"}, {"undraft-emulator"} | TESTING),
+    "undraft-c": ({"undraft"}, set()),
     "undraft-model": ({"undraft"}, {"undraft-emulator"} | TESTING),
     "undraft-cli": ({"undraft", "undraft-model"} | TESTING, set()),
 }
