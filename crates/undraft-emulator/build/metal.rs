@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 use std::path::Path;
-use std::{env, fs};
+use std::fs;
 
 use super::{compiler, is_word};
 use crate::{mutants, sources};
