@@ -4,8 +4,8 @@
 //! attributes say where they come from.
 
 use std::fmt::Write;
-use std::path::Path;
 use std::fs;
+use std::path::Path;
 
 use super::{compiler, is_word};
 use crate::{mutants, sources};
@@ -58,6 +58,10 @@ pub(crate) fn compile(root: &Path, out: &Path) {
 fn metal_compiler(root: &Path) -> cc::Build {
     let mut build = compiler(root);
     build.include(root.join("cpp/metal"));
+    // What the language leaves undefined ends the launch with a message, vectors at places that are not theirs among it.
+    build
+        .flag_if_supported("-fsanitize=alignment,bounds,shift,signed-integer-overflow")
+        .flag_if_supported("-fsanitize-undefined-trap-on-error");
     build
 }
 

@@ -1,7 +1,8 @@
 //! Kernels with one mistake each, for tests that look whether it is found: name, text of the kernel, what stands there instead.
 
 /// Of the recurrence, as kernels `mutant_<name>` in the place of `recurrent_f32_k64`.
-pub(crate) const OF_RECURRENCE: [(&str, &str, &str); 12] = [
+pub(crate) const OF_RECURRENCE: [(&str, &str, &str); 13] = [
+    ("misaligned", "load_four<S>(at + first)", "load_four<S>(at + 1 + first)"),
     ("without_decay", "                s[r][j] = s[r][j] * factor;\n", ""),
     (
         "replay_in_two_roundings",
@@ -53,8 +54,8 @@ pub(crate) const OF_DECODE: [(&str, &str, &str); 6] = [
     ),
     (
         "captures_before",
-        "            s[j] = metal::fma(delta, kt[j], s[j]);\n            y = metal::fma(s[j], qt[j], y);",
-        "            if (CAPTURE) state_capture[token * state_len + in_state + j] = s[j];\n            s[j] = metal::fma(delta, kt[j], s[j]);\n            y = metal::fma(s[j], qt[j], y);\n        }\n        if (false) {",
+        "state_capture[token * state_len + in_state + j] = s[j];",
+        "state_capture[token * state_len + in_state + j] = s[j] - delta * kt[j];",
     ),
 ];
 

@@ -357,7 +357,8 @@ struct Recurrent {
     // take the same way through the tree.
     void replay_distant(int a) {
         threadgroup float *key = keys + p->chunk * KP, *decay = decays + p->chunk * decay_len;
-        threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+        threadgroup_barrier(mem_flags::mem_device);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
         long token = start + (long)a;
         if (simd == 0) prepare_key(b.k, p->k_dtype, token * p->k_stride + (long)h * p->head_k_dim, key, nullptr);
         int channels = p->per_channel ? p->head_k_dim : 1;

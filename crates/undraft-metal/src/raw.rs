@@ -33,8 +33,8 @@ use std::sync::{Arc, OnceLock};
 
 use undraft_core::{Capture, DType};
 
-pub use crate::driver::{EncoderHandle, Slice};
 use crate::driver::{Dispatch, Driver, Pipeline};
+pub use crate::driver::{EncoderHandle, Slice};
 use crate::error::{MetalError, Result};
 pub use crate::ops::causal_conv1d_fn::ConvFnParams;
 pub use crate::ops::causal_conv1d_update::ConvUpdateParams;

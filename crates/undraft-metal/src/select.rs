@@ -105,11 +105,12 @@ const MAX_CHUNK: usize = 8;
 /// For heads of `head_k_dim`, of which no window or pending path has more than `longest` entries.
 pub(crate) fn recurrent(head_k_dim: usize, per_channel: bool, longest: usize) -> RecurrentPlan {
     let padded_k = PADDED.into_iter().find(|&k| k >= head_k_dim).unwrap_or(256);
-    let rows = 16 * match padded_k {
-        32 | 64 => 4,
-        128 => 2,
-        _ => 1,
-    };
+    let rows = 16
+        * match padded_k {
+            32 | 64 => 4,
+            128 => 2,
+            _ => 1,
+        };
     let chunk = longest.clamp(1, MAX_CHUNK);
     let decay = if per_channel { padded_k } else { 1 };
     let floats = (2 * chunk + 1) * padded_k + (chunk + 1) * decay + chunk * rows + 2 * chunk;

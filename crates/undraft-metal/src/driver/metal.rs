@@ -15,9 +15,7 @@ use objc2_metal::{
     MTLMathFloatingPointFunctions, MTLMathMode, MTLResourceOptions, MTLSize,
 };
 
-use super::{
-    BufferHandle, CommandsHandle, DeviceAttributes, Dispatch, Driver, EncoderHandle, Pipeline, Slice,
-};
+use super::{BufferHandle, CommandsHandle, DeviceAttributes, Dispatch, Driver, EncoderHandle, Pipeline, Slice};
 use crate::error::{MetalError, Result};
 use crate::sources::Library;
 
@@ -173,10 +171,8 @@ impl Driver for MetalDriver {
 
     fn alloc(&self, bytes: usize) -> Result<BufferHandle> {
         let none = || MetalError::Device { call: "newBuffer", why: format!("{bytes} bytes are not to be had") };
-        let buffer = self
-            .device
-            .newBufferWithLength_options(bytes, MTLResourceOptions::StorageModeShared)
-            .ok_or_else(none)?;
+        let buffer =
+            self.device.newBufferWithLength_options(bytes, MTLResourceOptions::StorageModeShared).ok_or_else(none)?;
         Ok(BufferHandle(Retained::into_raw(buffer) as *const c_void as usize))
     }
     unsafe fn free(&self, buffer: BufferHandle) -> Result<()> {

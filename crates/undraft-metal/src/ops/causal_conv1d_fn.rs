@@ -63,22 +63,10 @@ impl Launcher {
     ///
     /// # Safety
     /// The contract of [`crate::raw`].
-    pub unsafe fn causal_conv1d_fn(
-        &self,
-        encoder: EncoderHandle,
-        params: &ConvFnParams,
-        longest: usize,
-    ) -> Result<()> {
+    pub unsafe fn causal_conv1d_fn(&self, encoder: EncoderHandle, params: &ConvFnParams, longest: usize) -> Result<()> {
         check_sizes(OP, 0, &[("channels", params.channels), ("num_seqs", params.num_seqs.into())])?;
-        let buffers = [
-            params.x,
-            params.weight,
-            params.bias,
-            params.state,
-            params.cu_seqlens,
-            params.state_indices,
-            params.out,
-        ];
+        let buffers =
+            [params.x, params.weight, params.bias, params.state, params.cu_seqlens, params.state_indices, params.out];
         let token_blocks = longest.div_ceil(TOKENS).clamp(1, 0xffff) as u64;
         let call = Call {
             op: OP,

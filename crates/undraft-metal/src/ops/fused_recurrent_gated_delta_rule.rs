@@ -225,15 +225,7 @@ impl Launcher {
         };
         let p = params;
         let words = Words {
-            strides: [
-                p.q_stride,
-                p.k_stride,
-                p.v_stride,
-                p.decay_stride,
-                p.beta_stride,
-                p.out_stride,
-                p.state_stride,
-            ],
+            strides: [p.q_stride, p.k_stride, p.v_stride, p.decay_stride, p.beta_stride, p.out_stride, p.state_stride],
             num_seqs: p.num_seqs,
             num_k_heads: p.num_k_heads,
             num_v_heads: p.num_v_heads,
