@@ -1,11 +1,11 @@
-# `make check` is what CI runs, after `make kernels`. Its last step is the tests, so that the last line is their summary.
+# `make check` is what CI runs, after `make kernels apple`. Its last step is the tests, so that the last line is their summary.
 
 CARGO ?= cargo
 PYTHON ?= python3
 UNDRAFT = $(CARGO) run --release --locked --
 
 .NOTPARALLEL:
-.PHONY: check fmt clippy docs layers licences repo fatbin kernels doctest generate selftest c test bench deny
+.PHONY: check fmt clippy docs layers licences repo fatbin apple kernels doctest generate selftest c test bench deny
 
 check: fmt layers licences repo fatbin clippy docs doctest generate selftest c test
 
@@ -35,6 +35,10 @@ repo:
 # Whether the embedded machine code is that of the CUDA sources.
 fatbin:
 	tools/cuda/build_fatbin.sh --sources
+
+# The code for macOS, type-checked on this system; skipped, and said so, where the standard library's source cannot be had.
+apple:
+	tools/check_apple.sh
 
 # The CUDA kernels with nvcc, for three targets; fetches the compiler from PyPI the first time.
 kernels:

@@ -4,7 +4,7 @@
     python3 tools/check_layers.py
 
 Arrows point downwards: undraft-cli, undraft-model, undraft, back ends, undraft-core; undraft-c (bindings/c) stands on undraft. Back ends never import each other;
-undraft-emulator stands beside undraft-testing, on top of the back end that it runs.
+undraft-emulator stands beside undraft-testing, on top of the back ends that it runs.
 A crate that is not in FLOORS is an error as well: say on which floor it stands.
 """
 
@@ -20,8 +20,9 @@ FLOORS = {
     "undraft-testing": ({"undraft-core"}, set()),
     "undraft-cpu": ({"undraft-core"}, TESTING),
     "undraft-cuda": ({"undraft-core"}, TESTING),
-    "undraft-emulator": ({"undraft-cuda"}, {"undraft-core", "undraft-cpu"} | TESTING),
-    "undraft": ({"undraft-core", "undraft-cpu", "undraft-cuda"}, {"undraft-emulator"} | TESTING),
+    "undraft-metal": ({"undraft-core"}, TESTING),
+    "undraft-emulator": ({"undraft-cuda", "undraft-metal"}, {"undraft-core", "undraft-cpu"} | TESTING),
+    "undraft": ({"undraft-core", "undraft-cpu", "undraft-cuda", "undraft-metal"}, {"undraft-emulator"} | TESTING),
     "undraft-c": ({"undraft"}, set()),
     "undraft-model": ({"undraft"}, {"undraft-emulator"} | TESTING),
     "undraft-cli": ({"undraft", "undraft-model"} | TESTING, set()),

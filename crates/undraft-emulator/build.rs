@@ -1,7 +1,15 @@
-//! Compiles the CUDA kernels with the C++ compiler of this machine.
+//! Compiles the CUDA and the Metal kernels with the C++ compiler of this machine; the latter in `build/metal.rs`.
 //!
 //! Every `.cu` file of the folders below becomes one translation unit: `cpp/cuda.h`, the file as it is, and a table of its
 //! kernels. Their names are read from the preprocessed source, so that those that a macro makes are found as well.
+
+#[path = "build/metal.rs"]
+mod metal;
+#[path = "build/mutants.rs"]
+mod mutants;
+#[path = "../undraft-metal/src/sources.rs"]
+#[allow(dead_code, missing_docs)]
+mod sources;
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -37,6 +45,8 @@ fn main() {
     let tables = out.join("tables.cpp");
     fs::write(&tables, table_of_tables(&stems)).expect("OUT_DIR can be written");
     files.push(tables);
+    // First, as it calls what the other library holds.
+    metal::compile(&root, &out);
     compiler(&root).files(files).compile("undraft_emulated_kernels");
 }
 

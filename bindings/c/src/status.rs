@@ -64,6 +64,7 @@ impl From<OpError> for Failure {
     fn from(error: OpError) -> Self {
         let status = match error {
             OpError::Unsupported { .. } => UNDRAFT_UNSUPPORTED,
+            OpError::Device { .. } => UNDRAFT_DEVICE_FAILED,
             _ => UNDRAFT_INVALID_ARGUMENT,
         };
         Self::new(status, error.to_string())

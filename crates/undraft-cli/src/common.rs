@@ -64,16 +64,19 @@ pub enum DeviceArg {
     Cpu,
     /// An NVIDIA GPU by its number.
     Cuda(usize),
+    /// The GPU of an Apple system.
+    Metal,
 }
 
 impl FromStr for DeviceArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || format!("`{text}` is no device, expected cpu, cuda or cuda:N");
+        let expected = || format!("`{text}` is no device, expected cpu, cuda, cuda:N or metal");
         match text {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda(0)),
+            "metal" => Ok(Self::Metal),
             _ => text.strip_prefix("cuda:").and_then(|n| n.parse().ok()).map(Self::Cuda).ok_or_else(expected),
         }
     }
@@ -101,9 +104,10 @@ pub fn cpu(isa: Option<IsaArg>, threads: Option<usize>) -> Result<CpuBackend> {
 pub fn device(device: DeviceArg, isa: Option<IsaArg>, threads: Option<usize>) -> Result<Device> {
     match device {
         DeviceArg::Cpu => cpu(isa, threads).map(Device::cpu_with),
-        DeviceArg::Cuda(_) if isa.is_some() => bail!("`--isa` needs `--device cpu`"),
-        DeviceArg::Cuda(_) if threads.is_some() => bail!("`--threads` needs `--device cpu`"),
+        DeviceArg::Cuda(_) | DeviceArg::Metal if isa.is_some() => bail!("`--isa` needs `--device cpu`"),
+        DeviceArg::Cuda(_) | DeviceArg::Metal if threads.is_some() => bail!("`--threads` needs `--device cpu`"),
         DeviceArg::Cuda(ordinal) => Ok(Device::cuda(ordinal)?),
+        DeviceArg::Metal => Ok(Device::metal()?),
     }
 }
 

@@ -266,8 +266,9 @@ void copies_done() {
 
 // ---- signals ----------------------------------------------------------------------------------------------------
 
-// What an access to memory that is not there, or a division by 0, ends with: not the program, but the block.
-constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE};
+// What an access to memory that is not there, a division by 0, or a trap where the language leaves it open what happens, ends
+// with: not the program, but the block.
+constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 static struct sigaction others[sizeof(SIGNALS) / sizeof(*SIGNALS)];
 
 static void on_signal(int signal, siginfo_t* info, void*) {
@@ -301,6 +302,7 @@ static void catch_signals() {
     sigaltstack(&own, nullptr);
 }
 static const char* name_of(int signal) {
+    if (signal == SIGILL) return "behaviour that the language does not define";
     return signal == SIGFPE ? "a division by 0" : signal == SIGBUS ? "a misaligned access" : "an access to memory that is not there";
 }
 

@@ -9,7 +9,7 @@ use undraft_cuda::driver::{
 };
 use undraft_cuda::{CudaError, Result};
 
-use crate::engine::{Engine, Grid, Kernel};
+use crate::engine::{Engine, Grid, Kernel, Language};
 use crate::memory::Memory;
 use crate::options::Options;
 use crate::work::{Failure, HostMemory, Params, Work};
@@ -134,7 +134,7 @@ impl Driver for EmulatedDriver {
     fn function(&self, name: &str) -> Result<Function> {
         let none = || failed(("cuModuleGetFunction", format!("there is no kernel `{name}`")));
         let substitute = self.options.substitutes.iter().find(|(original, _)| original == name);
-        let kernel = Kernel::find(substitute.map_or(name, |(_, other)| other)).ok_or_else(none)?;
+        let kernel = Kernel::find(Language::Cuda, substitute.map_or(name, |(_, other)| other)).ok_or_else(none)?;
         Ok(Function { handle: kernel.handle(), param_bytes: kernel.param_bytes() })
     }
 
@@ -174,7 +174,7 @@ impl Driver for EmulatedDriver {
 
     unsafe fn launch(&self, stream: CUstream, launch: &Launch<'_>) -> Result<()> {
         let refuse = |why: String| Err(failed(("cuLaunchKernel", why)));
-        let Some(kernel) = Kernel::of_handle(launch.function.handle) else {
+        let Some(kernel) = Kernel::of_handle(Language::Cuda, launch.function.handle) else {
             return refuse("the function is not of this driver".into());
         };
         check_params(launch)?;
@@ -189,7 +189,7 @@ impl Driver for EmulatedDriver {
         if shared > most {
             return refuse(format!("{shared} bytes of shared memory, expected at most {most}"));
         }
-        let grid = Grid { blocks: launch.blocks, threads: launch.threads, shared };
+        let grid = Grid { blocks: [x, y, 1], threads: [launch.threads, 1, 1], shared };
         self.put("cuLaunchKernel", stream, Work::Launch { kernel, params: Params::new(launch.params), grid })
     }
 

@@ -9,6 +9,7 @@ use crate::options::{Order, Schedule};
 
 /// `LockstepKernel` of `cpp/lockstep.h`.
 #[repr(C)]
+#[derive(Debug)]
 pub(crate) struct Kernel {
     name: *const c_char,
     param_bytes: usize,
@@ -37,6 +38,7 @@ struct CGrid {
 
 unsafe extern "C" {
     static lockstep_tables: [*const Kernel; 0];
+    static lockstep_metal_tables: [*const Kernel; 0];
     fn lockstep_pool_new() -> *mut c_void;
     fn lockstep_pool_free(pool: *mut c_void);
     fn lockstep_run(
@@ -51,11 +53,21 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
+/// Whose kernels: names are unique within each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Language {
+    Cuda,
+    Metal,
+}
+
 impl Kernel {
     /// All kernels.
-    pub(crate) fn all() -> Vec<&'static Kernel> {
+    fn all(language: Language) -> Vec<&'static Kernel> {
         let mut all = Vec::new();
-        let mut tables = (&raw const lockstep_tables).cast::<*const Kernel>();
+        let mut tables = match language {
+            Language::Cuda => (&raw const lockstep_tables).cast::<*const Kernel>(),
+            Language::Metal => (&raw const lockstep_metal_tables).cast::<*const Kernel>(),
+        };
         // SAFETY: the list of tables ends with null, each table with a kernel without a name; both live as long as the program.
         unsafe {
             while !(*tables).is_null() {
@@ -69,12 +81,12 @@ impl Kernel {
         }
         all
     }
-    pub(crate) fn find(name: &str) -> Option<&'static Kernel> {
-        Self::all().into_iter().find(|kernel| kernel.name() == name)
+    pub(crate) fn find(language: Language, name: &str) -> Option<&'static Kernel> {
+        Self::all(language).into_iter().find(|kernel| kernel.name() == name)
     }
     /// The kernel of a handle that `handle` has given.
-    pub(crate) fn of_handle(handle: usize) -> Option<&'static Kernel> {
-        Self::all().into_iter().find(|kernel| kernel.handle() == handle)
+    pub(crate) fn of_handle(language: Language, handle: usize) -> Option<&'static Kernel> {
+        Self::all(language).into_iter().find(|kernel| kernel.handle() == handle)
     }
     pub(crate) fn handle(&self) -> usize {
         std::ptr::from_ref(self) as usize
@@ -88,12 +100,23 @@ impl Kernel {
     }
 }
 
-/// Blocks in x and y, threads of a block, bytes of shared memory.
+/// Blocks, threads of a block, bytes of shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Grid {
-    pub(crate) blocks: (u32, u32),
-    pub(crate) threads: u32,
+    pub(crate) blocks: [u32; 3],
+    pub(crate) threads: [u32; 3],
     pub(crate) shared: usize,
+}
+
+impl Grid {
+    fn num_blocks(&self) -> u64 {
+        self.blocks.iter().map(|&n| u64::from(n)).product()
+    }
+    /// Indices of a block by its number.
+    fn block(&self, number: u64) -> [u32; 3] {
+        let (x, y) = (u64::from(self.blocks[0]), u64::from(self.blocks[1]));
+        [(number % x) as u32, (number / x % y) as u32, (number / x / y) as u32]
+    }
 }
 
 /// Stacks of the threads of a block.
@@ -134,7 +157,7 @@ impl Engine {
         schedule: Schedule,
         threads: usize,
     ) -> Result<(), String> {
-        let (blocks, order) = (u64::from(grid.blocks.0) * u64::from(grid.blocks.1), block_order(grid, schedule.order));
+        let (blocks, order) = (grid.num_blocks(), block_order(grid, schedule.order));
         let next = AtomicU64::new(0);
         let stop = AtomicBool::new(false);
         let failure = Mutex::new(None);
@@ -148,9 +171,8 @@ impl Engine {
                     break;
                 }
                 let i = order.as_ref().map_or(i, |order| order[i as usize]);
-                let block = [(i % u64::from(grid.blocks.0)) as u32, (i / u64::from(grid.blocks.0)) as u32, 0];
                 // SAFETY: the caller's promise; the pool is this thread's for now.
-                if let Err(e) = unsafe { run_block(&pool, kernel, param.0, grid, schedule, block) } {
+                if let Err(e) = unsafe { run_block(&pool, kernel, param.0, grid, schedule, grid.block(i)) } {
                     stop.store(true, Ordering::Relaxed);
                     failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
                 }
@@ -184,7 +206,7 @@ unsafe impl Sync for Param {}
 
 /// Indices of the blocks in their order; none: as they are.
 fn block_order(grid: Grid, order: Order) -> Option<Vec<u64>> {
-    let blocks = u64::from(grid.blocks.0) * u64::from(grid.blocks.1);
+    let blocks = grid.num_blocks();
     match order {
         Order::Forward => None,
         Order::Reversed => Some((0..blocks).rev().collect()),
@@ -213,8 +235,7 @@ unsafe fn run_block(
     schedule: Schedule,
     block: [u32; 3],
 ) -> Result<(), String> {
-    let c_grid =
-        CGrid { blocks: [grid.blocks.0, grid.blocks.1, 1], threads: [grid.threads, 1, 1], shared_bytes: grid.shared };
+    let c_grid = CGrid { blocks: grid.blocks, threads: grid.threads, shared_bytes: grid.shared };
     let (order, seed) = match schedule.order {
         Order::Forward => (0, 0),
         Order::Reversed => (1, 0),

@@ -1,8 +1,9 @@
-//! Runs the CUDA kernels of undraft on the CPU, for tests: the very `.cu` files, compiled by a C++ compiler against a header that
-//! stands in for the device language, behind the host code of `undraft-cuda` down to the driver's calls.
+//! Runs the CUDA and Metal kernels of undraft on the CPU, for tests: the very `.cu` and `.metal` files, compiled by a C++ compiler
+//! against headers that stand in for the device languages, behind the host code of `undraft-cuda` and `undraft-metal` down to the
+//! driver's calls.
 //!
-//! [`EmulatedDriver`] is an [`undraft_cuda::Driver`]. It is slow, and stricter than a GPU: what would be undefined there is an
-//! error here, or shows as NaN.
+//! [`EmulatedDriver`] is an [`undraft_cuda::Driver`], [`EmulatedMetal`] an [`undraft_metal::Driver`]. They are slow, and stricter than
+//! a GPU: what would be undefined there is an error here, or shows as NaN.
 //!
 //! | mistake | how it is found |
 //! | --- | --- |
@@ -28,9 +29,11 @@
 mod driver;
 mod engine;
 mod memory;
+mod metal;
 mod options;
 mod pages;
 mod work;
 
 pub use driver::EmulatedDriver;
+pub use metal::EmulatedMetal;
 pub use options::{Options, Order, Poison, Schedule};

@@ -29,7 +29,7 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 /// A kernel's parameter, aligned to 16.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct Params {
     words: Vec<MaybeUninit<u128>>,
     len: usize,
@@ -41,6 +41,10 @@ impl Params {
         // SAFETY: the words have at least so many bytes, which may stay uninitialised.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), words.as_mut_ptr().cast(), bytes.len()) };
         Self { words, len: bytes.len() }
+    }
+    /// Stays as long as the value, wherever that is moved.
+    pub(crate) fn address(&self) -> u64 {
+        self.words.as_ptr() as u64
     }
     fn bytes(&self) -> &[MaybeUninit<u8>] {
         // SAFETY: the words have at least so many bytes.
@@ -84,7 +88,7 @@ impl Work {
 }
 
 /// Under every schedule, each time from the same memory.
-fn launch(
+pub(crate) fn launch(
     kernel: &Kernel,
     params: &Params,
     grid: Grid,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use undraft_core::Backend;
 use undraft_cpu::CpuBackend;
 use undraft_cuda::CudaBackend;
+use undraft_metal::MetalBackend;
 
 use crate::error::Result;
 
@@ -26,6 +27,7 @@ pub struct Device(Kind);
 enum Kind {
     Cpu(Arc<CpuBackend>),
     Cuda(Arc<CudaBackend>),
+    Metal(Arc<MetalBackend>),
 }
 
 impl Device {
@@ -48,12 +50,24 @@ impl Device {
     pub fn cuda_with(backend: CudaBackend) -> Self {
         Self(Kind::Cuda(Arc::new(backend)))
     }
+    /// The default GPU of an Apple system.
+    ///
+    /// # Errors
+    /// [`crate::Error::Metal`] on other systems, without a device, or if it fails.
+    pub fn metal() -> Result<Self> {
+        Ok(Self::metal_with(MetalBackend::new()?))
+    }
+    /// A Metal back end that is open already.
+    pub fn metal_with(backend: MetalBackend) -> Self {
+        Self(Kind::Metal(Arc::new(backend)))
+    }
 
-    /// `cpu` or `cuda`.
+    /// `cpu`, `cuda` or `metal`.
     pub fn name(&self) -> &'static str {
         match self.0 {
             Kind::Cpu(_) => "cpu",
             Kind::Cuda(_) => "cuda",
+            Kind::Metal(_) => "metal",
         }
     }
     /// The operations over host memory.
@@ -61,20 +75,28 @@ impl Device {
         match &self.0 {
             Kind::Cpu(cpu) => &**cpu,
             Kind::Cuda(cuda) => &**cuda,
+            Kind::Metal(metal) => &**metal,
         }
     }
     /// The CPU back end, if that is the device.
     pub fn cpu_backend(&self) -> Option<&CpuBackend> {
         match &self.0 {
             Kind::Cpu(cpu) => Some(cpu),
-            Kind::Cuda(_) => None,
+            Kind::Cuda(_) | Kind::Metal(_) => None,
         }
     }
     /// The CUDA back end, if that is the device.
     pub fn cuda_backend(&self) -> Option<&Arc<CudaBackend>> {
         match &self.0 {
-            Kind::Cpu(_) => None,
+            Kind::Cpu(_) | Kind::Metal(_) => None,
             Kind::Cuda(cuda) => Some(cuda),
+        }
+    }
+    /// The Metal back end, if that is the device.
+    pub fn metal_backend(&self) -> Option<&Arc<MetalBackend>> {
+        match &self.0 {
+            Kind::Cpu(_) | Kind::Cuda(_) => None,
+            Kind::Metal(metal) => Some(metal),
         }
     }
 }

@@ -44,3 +44,4 @@ pub use undraft_core::{
 pub use undraft_cpu as cpu;
 /// The CUDA back end: drivers, device memory, launches on pointers.
 pub use undraft_cuda as cuda;
+pub use undraft_metal as metal;

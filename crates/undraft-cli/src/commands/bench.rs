@@ -110,6 +110,7 @@ pub fn run(args: &Args) -> Result<bool> {
     );
     let (header, rows) = match args.device {
         DeviceArg::Cpu => on_cpu(args, &setting, &shape)?,
+        DeviceArg::Metal => bail!("`--device` is metal, expected cpu or cuda"),
         DeviceArg::Cuda(_) => {
             refuse_on_cuda(args)?;
             let device = common::device(args.device, args.isa, args.threads)?;
@@ -156,7 +157,7 @@ impl Setting {
             StateArg::F16 => DType::F16,
         };
         let (tokens, batch): (&[usize], &[usize]) = match (args.device, args.op) {
-            (DeviceArg::Cpu, _) => (&[1, 4, 8], &[1, 8]),
+            (DeviceArg::Cpu | DeviceArg::Metal, _) => (&[1, 4, 8], &[1, 8]),
             (DeviceArg::Cuda(_), OpArg::Chunk) => (&[8192], &[1]),
             (DeviceArg::Cuda(_), _) => (&[4, 8], &[1, 64, 256]),
         };

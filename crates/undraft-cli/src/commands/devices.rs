@@ -54,6 +54,7 @@ pub fn run(args: &Args) -> Result<bool> {
         });
         let mut devices = vec![cpu];
         devices.extend(cuda_devices().enumerate().map(|(ordinal, device)| cuda_json(ordinal, &device)));
+        devices.push(metal_json(&Device::metal()));
         outln!("{}", serde_json::to_string_pretty(&json!({ "devices": devices, "memory_per_slot": memory }))?);
         return Ok(true);
     }
@@ -70,6 +71,7 @@ pub fn run(args: &Args) -> Result<bool> {
     for (ordinal, device) in cuda_devices().enumerate() {
         print_cuda(ordinal, &device);
     }
+    print_metal(&Device::metal());
     outln!("\nmemory of one slot (one sequence), windows of 4 tokens");
     outln!(
         "  {:<18} {:>6} {:>6} {:>4} {:>10} {:>10} {:>10} {:>12} {:>10}",
@@ -129,4 +131,29 @@ fn print_cuda(ordinal: usize, device: &undraft::Result<Device>) {
         (_, Err(why)) => outln!("\ncuda:{ordinal}, not available: {why}"),
         (None, Ok(_)) => {}
     }
+}
+
+fn metal_json(device: &undraft::Result<Device>) -> serde_json::Value {
+    match device {
+        Ok(device) => json!({
+            "name": "metal", "device": metal_name(device),
+            "ops": device.backend().caps().ops.iter().map(|op| op.name()).collect::<Vec<_>>(),
+        }),
+        Err(why) => json!({ "name": "metal", "unavailable": why.to_string() }),
+    }
+}
+
+fn print_metal(device: &undraft::Result<Device>) {
+    match device {
+        Ok(device) => {
+            outln!("\nmetal, {}", metal_name(device));
+            let ops: Vec<_> = device.backend().caps().ops.iter().map(|op| op.name()).collect();
+            outln!("  operations    {}", ops.join(", "));
+        }
+        Err(why) => outln!("\nmetal, not available: {why}"),
+    }
+}
+
+fn metal_name(device: &Device) -> &str {
+    device.metal_backend().map_or("", |metal| &metal.launcher().driver().attributes().name)
 }

@@ -118,6 +118,9 @@ struct Prompt {
 
 pub fn run(args: Args) -> Result<bool> {
     let device = common::device(args.device, args.isa, args.threads)?;
+    if device.metal_backend().is_some() {
+        bail!("`--device` is metal, expected cpu or cuda: models do not run on Metal yet");
+    }
     match device.cuda_backend() {
         None => run_on::<Model>(&args, &device),
         Some(_) => run_on::<CudaModel>(&args, &device),

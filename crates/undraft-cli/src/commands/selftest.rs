@@ -18,7 +18,7 @@ pub struct Args {
     /// Print what docs/conformance.md holds.
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
-    /// Check one device alone: `cpu`, `cuda` or `cuda:N`; all that are there by default.
+    /// Check one device alone: `cpu`, `cuda`, `cuda:N` or `metal`; all that are there by default.
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceArg>,
 }
@@ -67,11 +67,14 @@ pub fn run(args: &Args) -> Result<bool> {
     match args.device {
         Some(DeviceArg::Cpu) => {}
         Some(DeviceArg::Cuda(ordinal)) => test(format!("cuda:{ordinal}"), Ok(Device::cuda(ordinal)?.backend())),
+        Some(DeviceArg::Metal) => test("metal".into(), Ok(Device::metal()?.backend())),
         None => {
             for (ordinal, device) in cuda_devices().enumerate() {
                 let device = device.as_ref().map(Device::backend).map_err(ToString::to_string);
                 test(format!("cuda:{ordinal}"), device);
             }
+            let device = Device::metal();
+            test("metal".into(), device.as_ref().map(Device::backend).map_err(ToString::to_string));
         }
     }
 
