@@ -125,8 +125,9 @@ class MtpCandidates(CandidateGenerator):  # type: ignore[misc]
         self.num_tokens = num_tokens
         self.max_length: int = generation_config.max_length
         self.eos_token_ids: Tensor | None = getattr(generation_config, "_eos_token_tensor", None)
-        # The state of the last layer alone, behind the last norm.
-        self.model_kwargs_overrides = {"output_hidden_states": [head_layer_index(model)]}
+        # The state behind the last norm stands last, which is index n - 1 in transformers 5.17 and n in 5.24, of n layers.
+        num_layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
+        self.model_kwargs_overrides = {"output_hidden_states": [num_layers - 1, num_layers]}
         self._cache = head.new_cache()
         self._length: int | None = None  # of the sequence at the last call
 
@@ -164,11 +165,6 @@ class MtpCandidates(CandidateGenerator):  # type: ignore[misc]
             return drafts
         ends = torch.isin(drafts[0], self.eos_token_ids.to(drafts.device)).nonzero()
         return drafts if ends.numel() == 0 else drafts[:, : int(ends[0]) + 1]
-
-
-def head_layer_index(model: Any) -> int:
-    """Index of the trunk's last layer."""
-    return int(model.config.get_text_config(decoder=True).num_hidden_layers) - 1
 
 
 def read_tensors(source: str | Path, prefix: str) -> dict[str, Tensor]:
