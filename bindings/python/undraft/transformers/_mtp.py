@@ -23,8 +23,8 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _EXPERT = re.compile(r"^(?P<at>.*\.experts)\.(?P<expert>\d+)\.(?P<which>gate|up|down)_proj\.weight$")
 
-# The cache is called so by decoder layers and by the functions that make masks.
-_CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
+# The name of the cache as an argument and in outputs.
+CACHE_ARGUMENT = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
 
 
 class MtpHead(nn.Module):
@@ -101,10 +101,10 @@ class MtpHead(nn.Module):
         positions = torch.arange(position, position + x.shape[1], device=x.device)[None]
         angles = rotary(x, positions.expand(3, 1, -1) if self._has_sections else positions)
         mask = create_causal_mask(
-            config=self.config, inputs_embeds=x, attention_mask=None, position_ids=positions, **{_CACHE: cache}
+            config=self.config, inputs_embeds=x, attention_mask=None, position_ids=positions, **{CACHE_ARGUMENT: cache}
         )
         x = self.layers[0](
-            x, position_embeddings=angles, attention_mask=mask, position_ids=positions, **{_CACHE: cache}
+            x, position_embeddings=angles, attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: cache}
         )
         state: Tensor = self.norm(x)
         return state

@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 from ._cache import Prefill
 from ._mixer import GDN_CLASSES, GdnMixer
-from ._mtp import MtpCandidates, MtpHead
+from ._mtp import CACHE_ARGUMENT, MtpCandidates, MtpHead
 from ._shard import HeadShard, ShardedWeights
 from ._versions import check_version
 
@@ -26,6 +27,7 @@ class Patched:
 
     Attributes:
         model: the model.
+        max_window: tokens at the end that can be taken back.
         mtp_tokens: tokens that the MTP head drafts in a round; may be changed.
     """
 
@@ -40,6 +42,7 @@ class Patched:
         shard_heads: bool,
     ) -> None:
         self.model = model
+        self.max_window = max_window
         self.mtp_tokens = mtp_tokens
         self._mtp_source = mtp
         self._mtp_head: MtpHead | None = None
@@ -64,6 +67,7 @@ class Patched:
             if hasattr(model, "_get_candidate_generator"):
                 self._replace(model, "_is_stateful", False)
                 self._replace(model, "_get_candidate_generator", self._candidate_generator)
+                self._replace(model, "prepare_inputs_for_generation", self._prepare_inputs)
             self._replace(model, _ATTRIBUTE, self)
         except BaseException:
             self.unpatch()
@@ -108,6 +112,24 @@ class Patched:
         self._replaced.append((module, attribute, module.__dict__.get(attribute, _ABSENT)))
         module.__dict__[attribute] = value
 
+    def _prepare_inputs(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """In place of the model's own method of that name: of a sequence whose beginning is in the cache, the rest is read.
+
+        Plain decoding says so with `next_sequence_length`; assisted decoding does not in its first round.
+        """
+        cache, mask = kwargs.get(CACHE_ARGUMENT), kwargs.get("attention_mask")
+        if (
+            kwargs.get("is_first_iteration")
+            and kwargs.get("next_sequence_length") is None
+            and kwargs.get("inputs_embeds") is None
+            and cache is not None
+            and mask is not None
+            and mask.shape[1] == input_ids.shape[1]
+            and (length := cache.get_seq_length()) > 0
+        ):
+            kwargs["next_sequence_length"] = input_ids.shape[1] - length
+        return type(self.model).prepare_inputs_for_generation(self.model, input_ids, *args, **kwargs)
+
     def _candidate_generator(self, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """In place of the model's own method of that name, which the assisted decoding of transformers calls."""
         input_ids: Tensor = kwargs["input_ids"]
@@ -116,13 +138,16 @@ class Patched:
             if kwargs["model_kwargs"].get("pixel_values") is not None:
                 raise ValueError("`use_mtp` came with `pixel_values`; drafts of the MTP head are for text alone")
             return MtpCandidates(self.model, self.load_mtp(), self.mtp_tokens, generation_config)
+        lookup = generation_config.prompt_lookup_num_tokens
+        if lookup is not None and lookup >= self.max_window:
+            raise ValueError(f"`prompt_lookup_num_tokens` is {lookup}, expected fewer than `max_window` = {self.max_window}")
         assistant = kwargs.get("assistant_model")
         if assistant is not None and gdn_layers(assistant) and not is_patched(assistant):
             raise ValueError(
                 f"`assistant_model` is a {type(assistant).__name__} that is not patched: its states cannot be taken back; patch it too"
             )
         generator = type(self.model)._get_candidate_generator(self.model, generation_config=generation_config, **kwargs)
-        _skip_first_round(generator)
+        _fit(generator, self.max_window - 1)
         return generator
 
 
@@ -208,18 +233,29 @@ def gdn_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if type(module).__name__ in GDN_CLASSES]
 
 
-def _skip_first_round(generator: Any) -> None:
-    """Has the first round read the prompt alone, as plain decoding does: the states behind it are then the same bits."""
+def _fit(generator: Any, most: int) -> None:
+    """Has the first round read the prompt alone, as plain decoding does: the states behind it are then the same bits.
+
+    An assistant, which may draft more from round to round, drafts no more than `most` tokens.
+    """
     candidates = generator.get_candidates
     rounds = 0
 
     def get_candidates(input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         nonlocal rounds
         rounds += 1
-        if rounds == 1:
-            return input_ids, None
-        drafted: tuple[Tensor, Tensor | None] = candidates(input_ids, **kwargs)
-        return drafted
+        is_assistant = isinstance(generator, AssistedCandidateGenerator)
+        if rounds > 1:
+            if is_assistant:
+                generator.num_assistant_tokens = min(generator.num_assistant_tokens, most)
+            drafted: tuple[Tensor, Tensor | None] = candidates(input_ids, **kwargs)
+            return drafted
+        if is_assistant:
+            # The assistant has to read the prompt as it is now; one draft is the least that it makes meanwhile.
+            num_assistant_tokens, generator.num_assistant_tokens = generator.num_assistant_tokens, 1
+            candidates(input_ids, **kwargs)
+            generator.num_assistant_tokens = num_assistant_tokens
+        return input_ids, None
 
     generator.get_candidates = get_candidates
 
