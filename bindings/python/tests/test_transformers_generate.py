@@ -123,7 +123,7 @@ def test_assistant_drafts_change_nothing(patched: Any) -> None:
         assistant.generation_config.num_assistant_tokens = 6
         with counted(patched.model) as forwards:
             assert torch.equal(greedy(patched.model, ids, 48, assistant_model=assistant), plain)
-        assert 14 < forwards.count < 48
+        assert 8 < forwards.count < 48
 
 
 @pytest.mark.parametrize("name", ["qwen3_next-random", "qwen3_5-odd-random"])

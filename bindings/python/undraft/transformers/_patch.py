@@ -46,6 +46,7 @@ class Patched:
         self.mtp_tokens = mtp_tokens
         self._mtp_source = mtp
         self._mtp_head: MtpHead | None = None
+        self._num_cached = 0  # tokens of the sequence that the first round of assisted decoding finds in the cache
         self._replaced: list[tuple[nn.Module, str, Any]] = []
         self._sharded: list[ShardedWeights] = []
         layers = gdn_layers(model)
@@ -117,23 +118,16 @@ class Patched:
 
         Plain decoding says so with `next_sequence_length`; assisted decoding does not in its first round.
         """
-        cache, mask = kwargs.get(CACHE_ARGUMENT), kwargs.get("attention_mask")
-        if (
-            kwargs.get("is_first_iteration")
-            and kwargs.get("next_sequence_length") is None
-            and kwargs.get("inputs_embeds") is None
-            and cache is not None
-            and mask is not None
-            and mask.shape[1] == input_ids.shape[1]
-            and (length := cache.get_seq_length()) > 0
-        ):
-            kwargs["next_sequence_length"] = input_ids.shape[1] - length
+        if self._num_cached and kwargs.get("is_first_iteration") and kwargs.get("next_sequence_length") is None:
+            kwargs["next_sequence_length"] = input_ids.shape[1] - self._num_cached
+        self._num_cached = 0
         return type(self.model).prepare_inputs_for_generation(self.model, input_ids, *args, **kwargs)
 
     def _candidate_generator(self, generation_config: GenerationConfig, **kwargs: Any) -> Any:
         """In place of the model's own method of that name, which the assisted decoding of transformers calls."""
         input_ids: Tensor = kwargs["input_ids"]
         _refuse_finished_prompt(input_ids, getattr(generation_config, "_eos_token_tensor", None))
+        self._num_cached = _num_cached(input_ids, kwargs["model_kwargs"], generation_config)
         if generation_config.use_mtp:
             if kwargs["model_kwargs"].get("pixel_values") is not None:
                 raise ValueError("`use_mtp` came with `pixel_values`; drafts of the MTP head are for text alone")
@@ -231,6 +225,15 @@ def is_patched(model: nn.Module) -> bool:
 def gdn_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Names and modules of the Gated DeltaNet layers."""
     return [(name, module) for name, module in model.named_modules() if type(module).__name__ in GDN_CLASSES]
+
+
+def _num_cached(input_ids: Tensor, model_kwargs: dict[str, Any], generation_config: GenerationConfig) -> int:
+    """How many tokens of `input_ids` are in the cache; 0 where new tokens alone were passed, to which the mask tells them."""
+    mask = model_kwargs.get("attention_mask")
+    # transformers 5.24 drops a mask of ones, and keeps its length.
+    whole = mask.shape[1] if mask is not None else getattr(generation_config, "_mask_length", input_ids.shape[1])
+    cache = model_kwargs.get(CACHE_ARGUMENT)
+    return 0 if cache is None or whole != input_ids.shape[1] else int(cache.get_seq_length())
 
 
 def _fit(generator: Any, most: int) -> None:
