@@ -10,11 +10,13 @@ as ``[num_tokens, ..]`` with ``cu_seqlens``.
 """
 
 import math
-from typing import Literal, NamedTuple, overload
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from .._library import Error
 from . import _registration as _registration
 from ._sequences import int32, sequences
 
@@ -51,6 +53,7 @@ _ACTIVATION = {"silu": True, "none": False}
 _GATE_ACTIVATION = {"silu": True, "sigmoid": False}
 _CAPTURE = ("delta_log", "per_token")
 
+_T = TypeVar("_T")
 _ops = torch.ops.undraft
 
 
@@ -612,3 +615,28 @@ def state_to_value_major(state: Tensor) -> Tensor:
 def state_to_key_major(state: Tensor) -> Tensor:
     """States ``[.., HV, V, K]`` as ``[.., HV, K, V]`` (transformers, flash-linear-attention): a copy."""
     return state.transpose(-1, -2).contiguous()
+
+
+def _refuse_grad(**tensors: Tensor | None) -> None:
+    for arg, tensor in tensors.items():
+        if tensor is not None and tensor.requires_grad:
+            raise Error(f"`{arg}` requires a gradient, which the operations do not compute; call within `torch.no_grad()`, or pass `{arg}.detach()`")
+
+
+def _unknown(arg: str, got: object, known: Iterable[str]) -> Error:
+    return Error(f"`{arg}` is {got!r}, expected one of {', '.join(repr(name) for name in known)}")
+
+
+def _choice(arg: str, got: str, known: dict[str, _T]) -> _T:
+    if got not in known:
+        raise _unknown(arg, got, known)
+    return known[got]
+
+
+def _scale(scale: float | None, q: Tensor) -> float:
+    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def _given(**args: object) -> str:
+    names = [f"`{name}`" for name, value in args.items() if value is not None]
+    return " and ".join(names) or "neither of " + " and ".join(f"`{name}`" for name in args)
