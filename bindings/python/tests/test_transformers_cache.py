@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from transformers_support import DEVICE
+
 from undraft.transformers._cache import GdnCacheLayer, GdnParams, GdnSizes
 
 # Three value heads a key head, K unlike V.
@@ -32,7 +34,7 @@ def params() -> GdnParams:
     generator = torch.Generator().manual_seed(1)
 
     def randn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator).to(DEVICE)
 
     return GdnParams(
         sizes=SIZES,
@@ -40,7 +42,7 @@ def params() -> GdnParams:
         conv_bias=None,
         A_log=randn(SIZES.num_v_heads),
         dt_bias=randn(SIZES.num_v_heads),
-        norm_weight=torch.ones(SIZES.head_v_dim),
+        norm_weight=torch.ones(SIZES.head_v_dim, device=DEVICE),
         norm_eps=1e-6,
     )
 
@@ -49,14 +51,14 @@ def tokens(batch_size: int, count: int, seed: int = 2, dtype: torch.dtype = torc
     generator = torch.Generator().manual_seed(seed)
 
     def randn(width: int) -> Tensor:
-        return torch.randn(batch_size, count, width, generator=generator).to(dtype)
+        return torch.randn(batch_size, count, width, generator=generator).to(DEVICE, dtype)
 
     return Tokens(randn(SIZES.conv_dim), randn(SIZES.num_v_heads), randn(SIZES.num_v_heads))
 
 
 def layer(batch_size: int = 1, *, record_past: bool, **kwargs: Any) -> GdnCacheLayer:
     options: dict[str, Any] = {"max_window": 8, "prefill": "recurrent", **kwargs}
-    return GdnCacheLayer(SIZES, batch_size, torch.device("cpu"), record_past=record_past, **options)
+    return GdnCacheLayer(SIZES, batch_size, DEVICE, record_past=record_past, **options)
 
 
 def one_by_one(params: GdnParams, given: Tokens, batch_size: int = 1) -> tuple[Tensor, GdnCacheLayer]:
@@ -175,8 +177,8 @@ def test_reset(params: GdnParams) -> None:
 
 
 def test_states_of_transformers_are_taken_over() -> None:
-    recurrent = torch.randn(2, SIZES.num_v_heads, SIZES.head_k_dim, SIZES.head_v_dim)
-    conv = torch.randn(2, SIZES.conv_dim, SIZES.conv_width)
+    recurrent = torch.randn(2, SIZES.num_v_heads, SIZES.head_k_dim, SIZES.head_v_dim, device=DEVICE)
+    conv = torch.randn(2, SIZES.conv_dim, SIZES.conv_width, device=DEVICE)
     cache = layer(2, record_past=False)
     cache.load(recurrent, conv)
     assert torch.equal(cache.states()[0], recurrent.transpose(-1, -2))

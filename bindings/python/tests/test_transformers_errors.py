@@ -80,7 +80,7 @@ def test_static_caches_and_packed_sequences(model: Any) -> None:
         with pytest.raises(ValueError, match="got a StaticCache with a LinearAttentionLayer, expected a DynamicCache"):
             greedy(model, ids, 2, cache_implementation="static")
         with pytest.raises(ValueError, match="packed sequences"):
-            model(ids, cu_seq_lens_q=torch.tensor([0, 2, 5]))
+            model(ids, cu_seq_lens_q=torch.tensor([0, 2, 5], device=ids.device))
 
 
 def test_a_cache_of_the_patched_model_afterwards(model: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers_support import (
     BUNDLED,
+    DEVICE,
     GOLDEN,
     RANDOM_MODELS,
     counted,
@@ -131,7 +132,7 @@ def test_other_layouts(name: str) -> None:
     """Experts and fused projections; three value heads a key head, K unlike V."""
     folder = RANDOM_MODELS / name
     model = load(folder)
-    ids = torch.arange(40).reshape(1, 40) * 7 % 500
+    ids = torch.arange(40, device=DEVICE).reshape(1, 40) * 7 % 500
     with torch.no_grad():
         expected = model(ids).logits
     with undraft.transformers.patch(model):

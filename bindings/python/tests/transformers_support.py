@@ -1,8 +1,12 @@
-"""Models and comparisons for the tests of undraft.transformers."""
+"""Models and comparisons for the tests of undraft.transformers.
+
+`UNDRAFT_TEST_DEVICE=cuda` runs them on a GPU.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +23,8 @@ BUNDLED = REPOSITORY / "models" / "qwen3_5-tiny-mtp"
 RANDOM_MODELS = REPOSITORY / "testdata" / "models"
 GOLDEN = REPOSITORY / "testdata" / "golden" / "qwen3_5-tiny-mtp"
 
+DEVICE = torch.device(os.environ.get("UNDRAFT_TEST_DEVICE", "cpu"))
+
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -26,7 +32,7 @@ torch.set_num_threads(1)
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """A causal language model for inference."""
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(DEVICE)
 
 
 def golden_prompts() -> dict[str, dict[str, Any]]:
@@ -36,7 +42,7 @@ def golden_prompts() -> dict[str, dict[str, Any]]:
 
 
 def prompt_ids(name: str) -> Tensor:
-    return torch.tensor([golden_prompts()[name]["input_ids"]])
+    return torch.tensor([golden_prompts()[name]["input_ids"]], device=DEVICE)
 
 
 def greedy(model: Any, input_ids: Tensor, new_tokens: int, **kwargs: Any) -> Any:
