@@ -39,8 +39,8 @@ def main() -> int:
     identical = True
     with undraft.transformers.patch(model, mtp_tokens=options.window) as patched:
         plain, plain_seconds = timed(model, ids, options.tokens)
-        same = "as transformers alone" if torch.equal(plain, unpatched) else "not those of transformers alone"
-        print(f"{'plain':<20} {options.tokens / plain_seconds:7.1f} tokens/s, tokens {same}")
+        against = "as transformers alone" if torch.equal(plain, unpatched) else "not those of transformers alone"
+        print(f"{'plain':<20} {options.tokens / plain_seconds:7.1f} tokens/s, tokens {against}")
         drafts: dict[str, dict[str, Any]] = {"lookup": {"prompt_lookup_num_tokens": options.window}}
         if has_mtp_head(patched):
             drafts["mtp"] = {"use_mtp": True}

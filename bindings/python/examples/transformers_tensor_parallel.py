@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch import Tensor
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 import undraft.transformers
 

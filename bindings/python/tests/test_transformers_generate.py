@@ -179,7 +179,8 @@ def test_a_cache_goes_on(patched: Any) -> None:
     model, ids = patched.model, prompt_ids("code")
     whole = greedy(model, ids, 60)
     cache, text = None, ids
-    for drafts in ({}, DRAFTS["lookup"], DRAFTS["mtp"], {}):
+    turns: list[dict[str, Any]] = [{}, DRAFTS["lookup"], DRAFTS["mtp"], {}]
+    for drafts in turns:
         given = {} if cache is None else {_mtp.CACHE_ARGUMENT: cache}
         out = greedy(model, text, 15, return_dict_in_generate=True, **given, **drafts)
         cache, text = getattr(out, _mtp.CACHE_ARGUMENT), out.sequences

@@ -58,7 +58,7 @@ class _Window:
     conv_x: Tensor  # [B, T, C]
 
 
-class GdnCacheLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
+class GdnCacheLayer(LinearAttentionCacheLayerMixin):
     """One Gated DeltaNet layer of a transformers cache, `B` sequences.
 
     The states are those of undraft: `recurrent` `[B, HV, V, K]` and `conv` `[B, W - 1, C]` (oldest input first), both f32. While the
@@ -84,8 +84,8 @@ class GdnCacheLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
         super().__init__()
         self.sizes = sizes
         self.batch_size = batch_size
-        self.device = device
-        self.dtype = torch.float32
+        self.device: torch.device = device  # type: ignore[assignment]
+        self.dtype: torch.dtype = torch.float32  # type: ignore[assignment]
         self.max_window = max_window
         self.prefill = prefill
         self.record_past = record_past
@@ -336,11 +336,11 @@ class GdnCacheLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`[B, T, C]` as q and k `[B, T, H, K]` and v `[B, T, HV, V]`: views."""
         sizes = self.sizes
-        q, k, v = x.split([sizes.key_dim, sizes.key_dim, sizes.value_dim], dim=-1)
+        q, k, v = torch.split(x, [sizes.key_dim, sizes.key_dim, sizes.value_dim], dim=-1)
         return (
-            q.unflatten(-1, (sizes.num_k_heads, sizes.head_k_dim)),
-            k.unflatten(-1, (sizes.num_k_heads, sizes.head_k_dim)),
-            v.unflatten(-1, (sizes.num_v_heads, sizes.head_v_dim)),
+            q.view(*x.shape[:2], sizes.num_k_heads, sizes.head_k_dim),
+            k.view(*x.shape[:2], sizes.num_k_heads, sizes.head_k_dim),
+            v.view(*x.shape[:2], sizes.num_v_heads, sizes.head_v_dim),
         )
 
     def _counts(self, count: int) -> Tensor:

@@ -32,12 +32,13 @@ class GdnMixer:
         self.prefill = prefill
         self.shard = shard
         ways = 1 if shard is None else shard.size
+        sizes: Any = module
         self.sizes = GdnSizes(
-            num_k_heads=self.module.num_k_heads // ways,
-            num_v_heads=self.module.num_v_heads // ways,
-            head_k_dim=self.module.head_k_dim,
-            head_v_dim=self.module.head_v_dim,
-            conv_width=self.module.conv_kernel_size,
+            num_k_heads=sizes.num_k_heads // ways,
+            num_v_heads=sizes.num_v_heads // ways,
+            head_k_dim=sizes.head_k_dim,
+            head_v_dim=sizes.head_v_dim,
+            conv_width=sizes.conv_kernel_size,
         )
         self._fused = hasattr(module, "in_proj_qkvz")
         self._params: GdnParams | None = None
@@ -84,14 +85,14 @@ class GdnMixer:
         if not self._fused:
             names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
             mixed_qkv, z, b, a = (self._linear(name, hidden_states) for name in names)
-            return mixed_qkv, z.unflatten(-1, (sizes.num_v_heads, sizes.head_v_dim)), b, a
+            return mixed_qkv, z.reshape(*z.shape[:2], sizes.num_v_heads, sizes.head_v_dim), b, a
         # A group for each key head: its q, its k, the v and the z of its value heads; and their b and a.
         value_heads = sizes.num_v_heads // sizes.num_k_heads
         value_width = value_heads * sizes.head_v_dim
-        qkvz = self._linear("in_proj_qkvz", hidden_states).unflatten(-1, (sizes.num_k_heads, -1))
-        q, k, v, z = qkvz.split([sizes.head_k_dim, sizes.head_k_dim, value_width, value_width], dim=-1)
-        ba = self._linear("in_proj_ba", hidden_states).unflatten(-1, (sizes.num_k_heads, -1))
-        b, a = ba.split([value_heads, value_heads], dim=-1)
+        grouped = (*hidden_states.shape[:2], sizes.num_k_heads, -1)
+        qkvz = self._linear("in_proj_qkvz", hidden_states).reshape(grouped)
+        q, k, v, z = torch.split(qkvz, [sizes.head_k_dim, sizes.head_k_dim, value_width, value_width], dim=-1)
+        b, a = torch.split(self._linear("in_proj_ba", hidden_states).reshape(grouped), value_heads, dim=-1)
         mixed_qkv = torch.cat([part.flatten(-2) for part in (q, k, v)], dim=-1)
         z = z.reshape(*z.shape[:2], sizes.num_v_heads, sizes.head_v_dim)
         return mixed_qkv, z, b.flatten(-2), a.flatten(-2)

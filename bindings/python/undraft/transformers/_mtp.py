@@ -100,12 +100,9 @@ class MtpHead(nn.Module):
         x = self.fc(torch.cat([self.pre_fc_norm_embedding(embeds), self.pre_fc_norm_hidden(hidden)], dim=-1))
         positions = torch.arange(position, position + x.shape[1], device=x.device)[None]
         angles = rotary(x, positions.expand(3, 1, -1) if self._has_sections else positions)
-        mask = create_causal_mask(
-            config=self.config, inputs_embeds=x, attention_mask=None, position_ids=positions, **{CACHE_ARGUMENT: cache}
-        )
-        x = self.layers[0](
-            x, position_embeddings=angles, attention_mask=mask, position_ids=positions, **{CACHE_ARGUMENT: cache}
-        )
+        given: dict[str, Any] = {"position_ids": positions, CACHE_ARGUMENT: cache}
+        mask = create_causal_mask(config=self.config, inputs_embeds=x, attention_mask=None, **given)
+        x = self.layers[0](x, position_embeddings=angles, attention_mask=mask, **given)
         state: Tensor = self.norm(x)
         return state
 
@@ -115,7 +112,7 @@ class MtpHead(nn.Module):
         return logits
 
 
-class MtpCandidates(CandidateGenerator):  # type: ignore[misc]
+class MtpCandidates(CandidateGenerator):
     """Candidates of assisted decoding that the head drafts one after the other, greedily."""
 
     requires_model_outputs = True
@@ -131,7 +128,7 @@ class MtpCandidates(CandidateGenerator):  # type: ignore[misc]
         self._cache = head.new_cache()
         self._length: int | None = None  # of the sequence at the last call
 
-    def get_candidates(
+    def get_candidates(  # type: ignore[override]  # the annotation there is narrower than what is returned there
         self, input_ids: Tensor, model_kwargs: Any = None, model_outputs: Any = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """`input_ids` with up to `num_tokens` drafted tokens behind; nothing in the first round, which reads the prompt."""

@@ -32,7 +32,7 @@ class HeadShard:
 
     def rows(self, tensor: Tensor, parts: Sequence[int] | None = None) -> Tensor:
         """This rank's share of the first axis, of each of the `parts` that lie one after the other on it."""
-        pieces = tensor.split(list(parts)) if parts is not None else [tensor]
+        pieces = torch.split(tensor, list(parts)) if parts is not None else (tensor,)
         return torch.cat([piece.chunk(self.size)[self.rank] for piece in pieces]).clone()
 
     def sum(self, partial: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class HeadShard:
 class _Whole:
     """How a projection's weight lay before it was cut, so that it can be put back."""
 
-    parameter: str
+    projection: str
     parts: tuple[int, ...] | None
     columns: bool
     mesh: DeviceMesh | None
@@ -86,8 +86,8 @@ class ShardedWeights:
     def restore(self) -> None:
         """Puts the weights together and places them as before."""
         for whole in self._whole:
-            module = self.module.get_submodule(whole.parameter)
-            local: Tensor = module.weight.detach()
+            module = self.module.get_submodule(whole.projection)
+            local = _weight(module)
             local = local.t() if whole.columns else local
             gathered = [torch.empty_like(local, memory_format=torch.contiguous_format) for _ in range(self.shard.size)]
             dist.all_gather(gathered, local.contiguous(), group=self.shard.group)
@@ -100,8 +100,9 @@ class ShardedWeights:
 
     def _cut(self, projection: str, parts: tuple[int, ...] | None, *, columns: bool) -> None:
         module = self.module.get_submodule(projection)
-        weight: Tensor = module.weight.detach()
-        mesh, placements = None, ()
+        weight = _weight(module)
+        mesh: DeviceMesh | None = None
+        placements: tuple[Any, ...] = ()
         if isinstance(weight, DTensor):
             mesh, placements = weight.device_mesh, tuple(weight.placements)
             weight = weight.full_tensor()
@@ -113,10 +114,13 @@ class ShardedWeights:
         if parts is None:
             return torch.cat(gathered)
         widths = [part // self.shard.size for part in parts]
-        by_rank = [piece.split(widths) for piece in gathered]
+        by_rank = [torch.split(piece, widths) for piece in gathered]
         return torch.cat([pieces[part] for part in range(len(parts)) for pieces in by_rank])
 
 
+def _weight(module: nn.Module) -> Tensor:
+    return module.get_parameter("weight").detach()
+
+
 def _set_weight(module: nn.Module, weight: Tensor) -> None:
-    old: Tensor = module.weight
-    module.weight = nn.Parameter(weight, requires_grad=old.requires_grad)
+    module.weight = nn.Parameter(weight, requires_grad=module.get_parameter("weight").requires_grad)
