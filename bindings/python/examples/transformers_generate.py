@@ -10,6 +10,7 @@ The drafts come from the text before them (`lookup`), from the MTP head of the c
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from pathlib import Path
@@ -53,25 +54,49 @@ def main() -> int:
             text, seconds = timed(model, ids, options.tokens, **how)
             same = torch.equal(text, plain)
             identical &= same
+            tokens_a_round = options.tokens / forward_passes(model, ids, options.tokens, **how)
             print(
                 f"{name:<20} {options.tokens / seconds:7.1f} tokens/s, speed ratio {plain_seconds / seconds:.2f}, "
-                f"identical: {'yes' if same else 'no'}"
+                f"{tokens_a_round:.2f} tokens a round, identical: {'yes' if same else 'no'}"
             )
     print(tokenizer.decode(plain[0]))
     return 0 if identical else 1
 
 
+def greedy(model: Any, ids: Tensor, tokens: int, **kwargs: Any) -> Tensor:
+    """Greedy text of a fixed length: ends of text do not end it."""
+    fixed: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    text: Tensor = model.generate(ids, max_new_tokens=tokens, **fixed, **kwargs)
+    return text
+
+
 def timed(model: Any, ids: Tensor, tokens: int, **kwargs: Any) -> tuple[Tensor, float]:
-    """Greedy text of a fixed length, and its seconds after a first short run."""
-    mask = torch.ones_like(ids)
-    for count in (4, tokens):
+    """The text, and the seconds of the fastest of three runs, after a short one."""
+    best = math.inf
+    for count in (4, tokens, tokens, tokens):
         start = time.perf_counter()
-        text: Tensor = model.generate(
-            ids, attention_mask=mask, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0, **kwargs
-        )
+        text = greedy(model, ids, count, **kwargs)
         if ids.is_cuda:
             torch.cuda.synchronize()
-    return text, time.perf_counter() - start
+        if count == tokens:
+            best = min(best, time.perf_counter() - start)
+    return text, best
+
+
+def forward_passes(model: Any, ids: Tensor, tokens: int, **kwargs: Any) -> int:
+    """How often the model runs for a text, the prompt counted in."""
+    passes = 0
+
+    def count(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    hook = model.get_decoder().register_forward_pre_hook(count)
+    try:
+        greedy(model, ids, tokens, **kwargs)
+    finally:
+        hook.remove()
+    return passes
 
 
 def has_mtp_head(patched: undraft.transformers.Patched) -> bool:

@@ -146,7 +146,7 @@ def test_recording_goes_on_and_off(params: GdnParams) -> None:
     given = tokens(1, 12)
     cache = layer(record_past=False)
     cache.window(params, *given[:4])
-    cache.activate_past_recording()
+    cache.record_past = True
     cache.window(params, *given[4:7])
     cache.crop(-1)
     cache.record_past = False

@@ -42,7 +42,7 @@ def patched(model: Any) -> Iterator[Any]:
         yield handle
 
 
-@pytest.mark.parametrize("name", ["one_token", "short", "code", "non_ascii"])
+@pytest.mark.parametrize("name", ["one_token", "code", "non_ascii"])
 def test_plain_text_is_that_of_transformers(patched: Any, name: str) -> None:
     ids = prompt_ids(name)
     text = greedy(patched.model, ids, 64)
@@ -50,7 +50,7 @@ def test_plain_text_is_that_of_transformers(patched: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("prefill", ["chunk", "recurrent"])
-@pytest.mark.parametrize("name", ["one_token", "code", "long"])
+@pytest.mark.parametrize("name", ["one_token", "long"])
 @torch.no_grad()
 def test_logits_are_those_of_transformers(model: Any, name: str, prefill: Any) -> None:
     ids = prompt_ids(name)
@@ -61,7 +61,7 @@ def test_logits_are_those_of_transformers(model: Any, name: str, prefill: Any) -
 
 
 @pytest.mark.parametrize("drafts", DRAFTS)
-@pytest.mark.parametrize("name", ["one_token", "code", "chat"])
+@pytest.mark.parametrize("name", ["one_token", "chat"])
 def test_drafts_change_nothing(patched: Any, name: str, drafts: str) -> None:
     ids = prompt_ids(name)
     plain = greedy(patched.model, ids, 64)
@@ -76,12 +76,12 @@ def test_speed_ratio(patched: Any, drafts: str, capsys: pytest.CaptureFixture[st
     ids = prompt_ids("code")
     greedy(patched.model, ids, 8, **DRAFTS[drafts])
     with counted(patched.model) as plain:
-        text = greedy(patched.model, ids, 96)
+        text = greedy(patched.model, ids, 64)
     with counted(patched.model) as drafted:
-        assert torch.equal(greedy(patched.model, ids, 96, **DRAFTS[drafts]), text)
+        assert torch.equal(greedy(patched.model, ids, 64, **DRAFTS[drafts]), text)
     with capsys.disabled():
         print(
-            f"\n{drafts}: 96 tokens in {drafted.count} forward passes and {drafted.seconds:.2f} s, plain {plain.count} and "
+            f"\n{drafts}: 64 tokens in {drafted.count} forward passes and {drafted.seconds:.2f} s, plain {plain.count} and "
             f"{plain.seconds:.2f} s, speed ratio {plain.seconds / drafted.seconds:.2f}"
         )
     assert drafted.count * 2 < plain.count
@@ -147,9 +147,9 @@ def test_other_layouts(name: str) -> None:
 
 def test_end_of_text_and_length(patched: Any) -> None:
     ids = prompt_ids("chat")
-    plain = patched.model.generate(ids, max_new_tokens=400, do_sample=False)
+    plain = patched.model.generate(ids, max_new_tokens=200, do_sample=False)
     for drafts in DRAFTS.values():
-        assert torch.equal(patched.model.generate(ids, max_new_tokens=400, do_sample=False, **drafts), plain)
+        assert torch.equal(patched.model.generate(ids, max_new_tokens=200, do_sample=False, **drafts), plain)
     for length in (1, 2, 5):
         for drafts in DRAFTS.values():
             drafted = greedy(patched.model, ids, length, **drafts)
@@ -181,7 +181,7 @@ def test_a_cache_goes_on(patched: Any) -> None:
     cache, text = None, ids
     turns: list[dict[str, Any]] = [{}, DRAFTS["lookup"], DRAFTS["mtp"], {}]
     for drafts in turns:
-        given = {} if cache is None else {_mtp.CACHE_ARGUMENT: cache}
+        given: dict[str, Any] = {} if cache is None else {_mtp.CACHE_ARGUMENT: cache}
         out = greedy(model, text, 15, return_dict_in_generate=True, **given, **drafts)
         cache, text = getattr(out, _mtp.CACHE_ARGUMENT), out.sequences
     assert torch.equal(text, whole)
