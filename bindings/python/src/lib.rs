@@ -19,6 +19,8 @@ use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use error::{Error, Result};
+// Its functions are exported from this library too, for devices, pools and rounds.
+use undraft_c as _;
 
 /// Runs `f`; gives 0, or 1 with a sentence in `message`, cut to `capacity` bytes and ended with 0.
 ///
