@@ -67,6 +67,18 @@ pub unsafe extern "C" fn undraft_python_load_cuda(index: i32, message: *mut c_ch
     unsafe { report(message, capacity, || cuda::load(index).map(drop)) }
 }
 
+/// Number of an operation, or -1 where there is none of this name.
+///
+/// # Safety
+/// `name` is text that ends with 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn undraft_python_find(name: *const c_char) -> isize {
+    // SAFETY: the caller's promise.
+    let name = unsafe { std::ffi::CStr::from_ptr(name) };
+    let found = ops::OPS.iter().position(|op| op.name.as_bytes() == name.to_bytes());
+    found.map_or(-1, |op| op as isize)
+}
+
 /// Runs operation `op` on arrays.
 ///
 /// # Safety
