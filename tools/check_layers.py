@@ -3,7 +3,8 @@
 
     python3 tools/check_layers.py
 
-Arrows point downwards: undraft-cli, undraft-model, undraft, back ends, undraft-core. Back ends never import each other;
+Arrows point downwards: undraft-cli, undraft-model, undraft, back ends, undraft-core; undraft-c (bindings/c) stands on undraft, undraft-python
+(bindings/python) on both. Back ends never import each other;
 undraft-emulator stands beside undraft-testing, on top of the back end that it runs.
 A crate that is not in FLOORS is an error as well: say on which floor it stands.
 """
@@ -22,10 +23,12 @@ FLOORS = {
     "undraft-cuda": ({"undraft-core"}, TESTING),
     "undraft-emulator": ({"undraft-cuda"}, {"undraft-core", "undraft-cpu"} | TESTING),
     "undraft": ({"undraft-core", "undraft-cpu", "undraft-cuda"}, {"undraft-emulator"} | TESTING),
+    "undraft-c": ({"undraft"}, set()),
+    "undraft-python": ({"undraft", "undraft-c"}, {"undraft-emulator"}),
     "undraft-model": ({"undraft"}, {"undraft-emulator"} | TESTING),
     "undraft-cli": ({"undraft", "undraft-model"} | TESTING, set()),
 }
-UNPUBLISHED = TESTING | {"undraft-emulator"}
+UNPUBLISHED = TESTING | {"undraft-emulator", "undraft-python"}
 
 
 def problems(packages):

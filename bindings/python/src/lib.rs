@@ -19,6 +19,8 @@ use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use error::{Error, Result};
+// Its functions are exported from this library too, for devices, pools and rounds.
+use undraft_c as _;
 
 /// Runs `f`; gives 0, or 1 with a sentence in `message`, cut to `capacity` bytes and ended with 0.
 ///
@@ -63,6 +65,18 @@ pub unsafe extern "C" fn undraft_python_register_torch(message: *mut c_char, cap
 pub unsafe extern "C" fn undraft_python_load_cuda(index: i32, message: *mut c_char, capacity: usize) -> i32 {
     // SAFETY: the caller's promise.
     unsafe { report(message, capacity, || cuda::load(index).map(drop)) }
+}
+
+/// Number of an operation, or -1 where there is none of this name.
+///
+/// # Safety
+/// `name` is text that ends with 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn undraft_python_find(name: *const c_char) -> isize {
+    // SAFETY: the caller's promise.
+    let name = unsafe { std::ffi::CStr::from_ptr(name) };
+    let found = ops::OPS.iter().position(|op| op.name.as_bytes() == name.to_bytes());
+    found.map_or(-1, |op| op as isize)
 }
 
 /// Runs operation `op` on arrays.

@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 _NAME = {"darwin": "libundraft_python.dylib", "win32": "undraft_python.dll"}.get(sys.platform, "libundraft_python.so")
 
@@ -24,9 +25,11 @@ _CAPACITY = 2048
 
 
 def _declare() -> None:
-    message = [ctypes.c_char_p, ctypes.c_size_t]
+    message: list[Any] = [ctypes.c_char_p, ctypes.c_size_t]
     library.undraft_python_register_torch.argtypes = message
     library.undraft_python_load_cuda.argtypes = [ctypes.c_int, *message]
+    library.undraft_python_find.argtypes = [ctypes.c_char_p]
+    library.undraft_python_find.restype = ctypes.c_ssize_t
     library.undraft_python_call.argtypes = [ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t, *message]
     library.undraft_python_set_num_threads.argtypes = [ctypes.c_size_t]
     library.undraft_python_set_num_threads.restype = None
@@ -51,6 +54,14 @@ def load_cuda(index: int) -> None:
     message = ctypes.create_string_buffer(_CAPACITY)
     if library.undraft_python_load_cuda(index, message, _CAPACITY):
         raise _failed(message)
+
+
+def find(name: str) -> int:
+    """Number of an operation."""
+    op: int = library.undraft_python_find(name.encode())
+    if op < 0:
+        raise Error(f"the native library has no operation `{name}`, expected the library of this version of the package")
+    return op
 
 
 def call(op: int, values: ctypes.Array[ctypes.c_uint64]) -> None:

@@ -192,7 +192,7 @@ pub enum Error {
     /// A detached round does not belong here.
     #[error("the detached round belongs to another pool, or its slots were reset")]
     ForeignRound,
-    /// A round with capture `PerToken` or `Final` stays with its pool.
+    /// A round with capture `PerToken` stays with its pool.
     #[error("a round with capture `{capture:?}` cannot be detached; use `DeltaLog`")]
     CannotDetach {
         /// Capture of the round.

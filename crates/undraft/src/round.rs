@@ -134,11 +134,20 @@ pub struct Round<'p> {
 pub struct DetachedRound {
     plan: Plan,
     id: u64,
+    is_moved: bool,
 }
 
 impl DetachedRound {
-    pub(crate) fn into_parts(self) -> (Plan, u64) {
-        (self.plan, self.id)
+    /// Takes the pool up again.
+    ///
+    /// # Errors
+    /// [`Error::ForeignRound`] if its slots are not in this round.
+    pub(crate) fn attach(self, pool: &mut StatePool) -> Result<Round<'_>> {
+        let Self { plan, id, is_moved } = self;
+        if !pool.slots.is_open(&plan.slots, id) || plan.num_layers() != pool.layers.len() {
+            return Err(Error::ForeignRound);
+        }
+        Ok(Round { pool, plan: Some(plan), id, is_moved })
     }
 }
 
@@ -292,10 +301,12 @@ impl<'p> Round<'p> {
     /// Lets go of the pool without deciding the round: other slots may be used meanwhile.
     ///
     /// # Errors
-    /// [`Error::CannotDetach`] for captures that use memory of the round; the round is then rolled back.
+    /// [`Error::CannotDetach`] for `PerToken`, whose states lie in memory that rounds share; the round is then rolled back.
     pub fn detach(mut self) -> Result<DetachedRound> {
         match self.plan.take() {
-            Some(plan) if plan.mode.capture() == Capture::DeltaLog => Ok(DetachedRound { plan, id: self.id }),
+            Some(plan) if plan.mode.capture() != Capture::PerToken => {
+                Ok(DetachedRound { plan, id: self.id, is_moved: self.is_moved })
+            }
             Some(plan) => {
                 let capture = plan.mode.capture();
                 self.plan = Some(plan);

@@ -3,6 +3,8 @@
 They work under ``torch.compile(fullgraph=True)`` and in CUDA graphs. See :mod:`undraft.torch.ops` for shapes.
 """
 
+from collections.abc import Callable
+
 import torch as _torch
 
 from .._library import load_cuda as _load_cuda
@@ -20,5 +22,6 @@ def load(device: "_torch.device | str | int" = 0) -> None:
     if not isinstance(device, int):
         device = _torch.device(device)
         device = _torch.cuda.current_device() if device.index is None else device.index
-    _torch.cuda.init()
+    init: Callable[[], None] = _torch.cuda.init
+    init()
     _load_cuda(device)

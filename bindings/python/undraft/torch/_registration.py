@@ -17,7 +17,8 @@ register_torch()
 
 def _check(holds: bool, message: str) -> None:
     # `torch._check` also tells the tracer of symbolic sizes that the condition holds.
-    torch._check(holds, lambda: message)
+    check: Callable[..., None] = torch._check
+    check(holds, lambda: message)
 
 
 def _fake(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

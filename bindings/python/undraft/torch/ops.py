@@ -10,22 +10,34 @@ as ``[num_tokens, ..]`` with ``cu_seqlens``.
 """
 
 import math
-from collections.abc import Iterable
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._library import Error
+from .._options import (
+    ACTIVATION,
+    DECAY,
+    GATE_ACTIVATION,
+    HEAD_MAP,
+    ROUNDING,
+    Activation,
+    Capture,
+    DecayForm,
+    GateActivation,
+    HeadMap,
+    Rounding,
+    check_capture,
+    check_checkpoints,
+    check_together,
+    choice,
+)
 from . import _registration as _registration
 from ._sequences import int32, sequences
 
 __all__ = [
-    "Activation",
-    "DecayForm",
     "DeltaLog",
-    "HeadMap",
-    "Rounding",
     "causal_conv1d_fn",
     "causal_conv1d_update",
     "chunk_gated_delta_rule",
@@ -39,21 +51,6 @@ __all__ = [
     "verify",
 ]
 
-DecayForm = Literal["log", "linear", "neg_log", "gate"]
-HeadMap = Literal["grouped", "tiled"]
-Rounding = Literal["f32", "io"]
-Activation = Literal["silu", "none"]
-GateActivation = Literal["silu", "sigmoid"]
-Capture = Literal["delta_log", "per_token"]
-
-_DECAY = {"log": 0, "linear": 1, "neg_log": 2, "gate": 3}
-_HEAD_MAP = {"grouped": 0, "tiled": 1}
-_ROUNDING = {"f32": 0, "io": 1}
-_ACTIVATION = {"silu": True, "none": False}
-_GATE_ACTIVATION = {"silu": True, "sigmoid": False}
-_CAPTURE = ("delta_log", "per_token")
-
-_T = TypeVar("_T")
 _ops = torch.ops.undraft
 
 
@@ -186,11 +183,11 @@ def fused_recurrent_gated_delta_rule(
         state_indices,
         A_log,
         dt_bias,
-        _choice("decay", decay, _DECAY),
+        choice("decay", decay, DECAY),
         beta_is_logit,
-        _choice("head_map", head_map, _HEAD_MAP),
+        choice("head_map", head_map, HEAD_MAP),
         -1.0 if qk_l2norm_eps is None else qk_l2norm_eps,
-        _choice("rounding", rounding, _ROUNDING),
+        choice("rounding", rounding, ROUNDING),
         _scale(scale, q),
         window or max_window,
     )
@@ -267,18 +264,8 @@ def verify(
     """
     if torch.is_grad_enabled():
         _refuse_grad(q=q, k=k, v=v, g=g, beta=beta, state=state, A_log=A_log, dt_bias=dt_bias, out=out)
-    if capture not in _CAPTURE:
-        raise _unknown("capture", capture, _CAPTURE)
-    if (log is None) != (capture == "per_token") or (captured is None) != (capture == "delta_log"):
-        raise Error(
-            f"capture `{capture}` came with {_given(log=log, captured=captured)}, expected "
-            + ("`log` alone" if capture == "delta_log" else "`captured` alone")
-        )
-    if (pending_log is None) != (num_pending is None):
-        raise Error(
-            f"{_given(pending_log=pending_log, num_pending=num_pending)} came alone, expected both `pending_log` and "
-            "`num_pending`, or neither"
-        )
+    check_capture(capture, log, captured)
+    check_together(pending_log=pending_log, num_pending=num_pending)
     cu_seqlens, state_indices, window = sequences(q, cu_seqlens, state_indices, 4)
     if out is None:
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
@@ -306,11 +293,11 @@ def verify(
         None if pending_path is None else int32("pending_path", pending_path),
         A_log,
         dt_bias,
-        _choice("decay", decay, _DECAY),
+        choice("decay", decay, DECAY),
         beta_is_logit,
-        _choice("head_map", head_map, _HEAD_MAP),
+        choice("head_map", head_map, HEAD_MAP),
         -1.0 if qk_l2norm_eps is None else qk_l2norm_eps,
-        _choice("rounding", rounding, _ROUNDING),
+        choice("rounding", rounding, ROUNDING),
         _scale(scale, q),
         window or max_window,
     )
@@ -361,12 +348,8 @@ def commit_states(
     no_tokens, state_indices, _ = sequences(num_kept, None, state_indices, 0)
     if path is not None:
         path = int32("path", path)
-    if (conv_state is None) != (conv_log is None):
-        raise Error(
-            f"{_given(conv_state=conv_state, conv_log=conv_log)} came alone, expected both `conv_state` and `conv_log`, or "
-            "neither"
-        )
-    _ops.commit_states(state, *log, num_kept, state_indices, path, _choice("head_map", head_map, _HEAD_MAP))
+    check_together(conv_state=conv_state, conv_log=conv_log)
+    _ops.commit_states(state, *log, num_kept, state_indices, path, choice("head_map", head_map, HEAD_MAP))
     if conv_state is not None:
         _ops.commit_conv_states(conv_state, conv_log, num_kept, state_indices, path, no_tokens)
 
@@ -432,7 +415,7 @@ def causal_conv1d_update(
         None if parents is None else int32("parents", parents).reshape(-1),
         None if num_pending is None else int32("num_pending", num_pending),
         None if pending_path is None else int32("pending_path", pending_path),
-        _choice("activation", activation, _ACTIVATION),
+        choice("activation", activation, ACTIVATION),
     )
     return out
 
@@ -457,7 +440,7 @@ def causal_conv1d_fn(
     cu_seqlens, state_indices, _ = sequences(x, cu_seqlens, state_indices, 3)
     if out is None:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    silu = _choice("activation", activation, _ACTIVATION)
+    silu = choice("activation", activation, ACTIVATION)
     _ops.causal_conv1d_fn(x, weight, state, out, cu_seqlens, state_indices, bias, silu)
     return out
 
@@ -501,10 +484,7 @@ def chunk_gated_delta_rule(
     """
     if torch.is_grad_enabled():
         _refuse_grad(q=q, k=k, v=v, g=g, beta=beta, state=state, A_log=A_log, dt_bias=dt_bias, out=out)
-    if (checkpoints is None) != (checkpoint_every == 0):
-        raise Error(
-            f"`checkpoint_every` is {checkpoint_every} and {_given(checkpoints=checkpoints)} came, expected both or neither"
-        )
+    check_checkpoints(checkpoints, checkpoint_every)
     cu_seqlens, state_indices, _ = sequences(q, cu_seqlens, state_indices, 4)
     if out is None:
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
@@ -521,11 +501,11 @@ def chunk_gated_delta_rule(
         state_indices,
         A_log,
         dt_bias,
-        _choice("decay", decay, _DECAY),
+        choice("decay", decay, DECAY),
         beta_is_logit,
-        _choice("head_map", head_map, _HEAD_MAP),
+        choice("head_map", head_map, HEAD_MAP),
         -1.0 if qk_l2norm_eps is None else qk_l2norm_eps,
-        _choice("rounding", rounding, _ROUNDING),
+        choice("rounding", rounding, ROUNDING),
         _scale(scale, q),
         checkpoint_every,
     )
@@ -596,7 +576,7 @@ def rms_norm_gated(
         _refuse_grad(x=x, z=z, weight=weight, out=out)
     if out is None:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _ops.rms_norm_gated(x, z, weight, out, eps, _choice("activation", activation, _GATE_ACTIVATION))
+    _ops.rms_norm_gated(x, z, weight, out, eps, choice("activation", activation, GATE_ACTIVATION))
     return out
 
 
@@ -604,17 +584,17 @@ def conv_weight_to_tap_major(weight: Tensor) -> Tensor:
     """A convolution's weight ``[C, W]`` or ``[C, 1, W]`` (transformers, causal-conv1d) as ``[W, C]`` f32, for the operations here."""
     if weight.dim() == 3:
         weight = weight.squeeze(1)
-    return weight.detach().t().to(torch.float32, copy=True).contiguous()
+    return weight.detach().t().to(torch.float32).clone(memory_format=torch.contiguous_format)
 
 
 def state_to_value_major(state: Tensor) -> Tensor:
     """States ``[.., HV, K, V]`` (transformers, flash-linear-attention) as ``[.., HV, V, K]``, for the operations here: a copy."""
-    return state.transpose(-1, -2).contiguous()
+    return state.transpose(-1, -2).clone(memory_format=torch.contiguous_format)
 
 
 def state_to_key_major(state: Tensor) -> Tensor:
     """States ``[.., HV, V, K]`` as ``[.., HV, K, V]`` (transformers, flash-linear-attention): a copy."""
-    return state.transpose(-1, -2).contiguous()
+    return state.transpose(-1, -2).clone(memory_format=torch.contiguous_format)
 
 
 def _refuse_grad(**tensors: Tensor | None) -> None:
@@ -623,20 +603,5 @@ def _refuse_grad(**tensors: Tensor | None) -> None:
             raise Error(f"`{arg}` requires a gradient, which the operations do not compute; call within `torch.no_grad()`, or pass `{arg}.detach()`")
 
 
-def _unknown(arg: str, got: object, known: Iterable[str]) -> Error:
-    return Error(f"`{arg}` is {got!r}, expected one of {', '.join(repr(name) for name in known)}")
-
-
-def _choice(arg: str, got: str, known: dict[str, _T]) -> _T:
-    if got not in known:
-        raise _unknown(arg, got, known)
-    return known[got]
-
-
 def _scale(scale: float | None, q: Tensor) -> float:
     return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-
-
-def _given(**args: object) -> str:
-    names = [f"`{name}`" for name, value in args.items() if value is not None]
-    return " and ".join(names) or "neither of " + " and ".join(f"`{name}`" for name in args)

@@ -342,11 +342,7 @@ impl StatePool {
     /// # Errors
     /// [`Error::ForeignRound`].
     pub fn resume(&mut self, round: DetachedRound) -> Result<Round<'_>> {
-        let (plan, id) = round.into_parts();
-        if !self.slots.is_open(&plan.slots, id) || plan.num_layers() != self.layers.len() {
-            return Err(Error::ForeignRound);
-        }
-        Ok(Round::new(self, plan, id))
+        round.attach(self)
     }
 
     /// Replays what is pending into the slots' states now instead of in the next round.
