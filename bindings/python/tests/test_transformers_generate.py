@@ -64,11 +64,11 @@ def test_logits_are_those_of_transformers(model: Any, name: str, prefill: Any) -
 @pytest.mark.parametrize("name", ["one_token", "chat"])
 def test_drafts_change_nothing(patched: Any, name: str, drafts: str) -> None:
     ids = prompt_ids(name)
-    plain = greedy(patched.model, ids, 64)
+    plain = greedy(patched.model, ids, 40)
     with counted(patched.model) as forwards:
-        drafted = greedy(patched.model, ids, 64, **DRAFTS[drafts])
+        drafted = greedy(patched.model, ids, 40, **DRAFTS[drafts])
     assert torch.equal(drafted, plain)
-    assert forwards.count < 64
+    assert forwards.count < 40
 
 
 @pytest.mark.parametrize("drafts", DRAFTS)
@@ -112,19 +112,19 @@ def test_mtp_drafts_are_those_of_the_reference(model: Any, tokens: int, monkeypa
 def test_assistant_drafts_change_nothing(patched: Any) -> None:
     """The assistant is a hybrid model as well, whose own states are taken back: the same model, and one of other weights."""
     ids = prompt_ids("short")
-    plain = greedy(patched.model, ids, 48)
+    plain = greedy(patched.model, ids, 32)
     assistant = load(BUNDLED)
     with undraft.transformers.patch(assistant):
         with counted(patched.model) as forwards:
-            assert torch.equal(greedy(patched.model, ids, 48, assistant_model=assistant), plain)
-        assert forwards.count < 20
+            assert torch.equal(greedy(patched.model, ids, 32, assistant_model=assistant), plain)
+        assert forwards.count < 16
         with torch.no_grad():
             assistant.model.layers[0].mlp.down_proj.weight.mul_(0.9)
             assistant.model.layers[6].mlp.down_proj.weight.mul_(0.5)
         assistant.generation_config.num_assistant_tokens = 6
         with counted(patched.model) as forwards:
-            assert torch.equal(greedy(patched.model, ids, 48, assistant_model=assistant), plain)
-        assert 8 < forwards.count < 48
+            assert torch.equal(greedy(patched.model, ids, 32, assistant_model=assistant), plain)
+        assert 6 < forwards.count < 32
 
 
 @pytest.mark.parametrize("name", ["qwen3_next-random", "qwen3_5-odd-random"])
@@ -162,16 +162,16 @@ def test_left_padding(patched: Any) -> None:
     ids = torch.cat([long, torch.nn.functional.pad(short, (width, 0), value=4086)])
     mask = torch.ones_like(ids)
     mask[1, :width] = 0
-    together = greedy(patched.model, ids, 32, attention_mask=mask)
-    assert torch.equal(together[:1], greedy(patched.model, long, 32))
-    assert torch.equal(together[1:, width:], greedy(patched.model, short, 32))
+    together = greedy(patched.model, ids, 16, attention_mask=mask)
+    assert torch.equal(together[:1], greedy(patched.model, long, 16))
+    assert torch.equal(together[1:, width:], greedy(patched.model, short, 16))
 
 
 def test_beams(model: Any) -> None:
     ids = prompt_ids("english")
-    expected = greedy(model, ids, 24, num_beams=3)
+    expected = greedy(model, ids, 12, num_beams=3)
     with undraft.transformers.patch(model):
-        assert torch.equal(greedy(model, ids, 24, num_beams=3), expected)
+        assert torch.equal(greedy(model, ids, 12, num_beams=3), expected)
 
 
 def test_a_cache_goes_on(patched: Any) -> None:
