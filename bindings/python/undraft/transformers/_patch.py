@@ -19,6 +19,7 @@ from ._versions import check_version
 
 _ATTRIBUTE = "_undraft_patched"
 _ABSENT = object()
+_IMAGES = ("pixel_values", "pixel_values_videos", "mm_encoder_outputs")
 _STOPS_AT_FINISHED_PROMPT = ("5.17.0",)
 
 
@@ -129,8 +130,10 @@ class Patched:
         _refuse_finished_prompt(input_ids, getattr(generation_config, "_eos_token_tensor", None))
         self._num_cached = _num_cached(input_ids, kwargs["model_kwargs"], generation_config)
         if generation_config.use_mtp:
-            if kwargs["model_kwargs"].get("pixel_values") is not None:
-                raise ValueError("`use_mtp` came with `pixel_values`; drafts of the MTP head are for text alone")
+            for name in _IMAGES:
+                images = kwargs["model_kwargs"].get(name)
+                if images is not None and len(images) > 0:
+                    raise ValueError(f"`use_mtp` came with `{name}`; drafts of the MTP head are for text alone")
             return MtpCandidates(self.model, self.load_mtp(), self.mtp_tokens, generation_config)
         lookup = generation_config.prompt_lookup_num_tokens
         if lookup is not None and lookup >= self.max_window:
