@@ -7,10 +7,15 @@
     model.generate(**prompt, use_mtp=True)
 
 give the tokens of plain greedy `generate`. transformers itself refuses them for these models, whose recurrent states it cannot take back.
+
+The import fails with `UnsupportedVersionError` where transformers is none of `TESTED_VERSIONS`.
 """
 
-from ._cache import GdnCacheLayer
-from ._patch import Patched, is_patched, patch, unpatch
-from ._versions import TESTED_VERSIONS, UnsupportedVersionError
+from ._versions import TESTED_VERSIONS, UnsupportedVersionError, check_version
+
+check_version()  # before anything is taken from a transformers that may not have it
+
+from ._cache import GdnCacheLayer  # noqa: E402
+from ._patch import Patched, is_patched, patch, unpatch  # noqa: E402
 
 __all__ = ["TESTED_VERSIONS", "GdnCacheLayer", "Patched", "UnsupportedVersionError", "is_patched", "patch", "unpatch"]

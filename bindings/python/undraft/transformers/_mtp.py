@@ -96,7 +96,7 @@ class MtpHead(nn.Module):
             `[1, T, hidden_size]`; `logits` of a state are those of the token after the pair's token.
         """
         embeddings, _, rotary = self._shared
-        embeds = embeddings(token_ids).to(hidden.dtype)
+        embeds = embeddings(token_ids).to(hidden)
         x = self.fc(torch.cat([self.pre_fc_norm_embedding(embeds), self.pre_fc_norm_hidden(hidden)], dim=-1))
         positions = torch.arange(position, position + x.shape[1], device=x.device)[None]
         angles = rotary(x, positions.expand(3, 1, -1) if self._has_sections else positions)

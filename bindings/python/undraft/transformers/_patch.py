@@ -15,7 +15,6 @@ from ._cache import Prefill
 from ._mixer import GDN_CLASSES, GdnMixer
 from ._mtp import CACHE_ARGUMENT, MtpCandidates, MtpHead
 from ._shard import HeadShard, ShardedWeights
-from ._versions import check_version
 
 _ATTRIBUTE = "_undraft_patched"
 _ABSENT = object()
@@ -178,7 +177,6 @@ def patch(
         A handle with `unpatch()`, also a context manager.
 
     Raises:
-        UnsupportedVersionError: transformers has another version than those that this was run with.
         ValueError: the model has no such layers, is patched already, or has what is not supported; the message says what.
 
     Example:
@@ -193,7 +191,6 @@ def patch(
         >>> torch.equal(plain, drafted)
         True
     """
-    check_version()
     if is_patched(model):
         raise ValueError(f"`model` (a {type(model).__name__}) is patched already; unpatch it first")
     if max_window < 2:
