@@ -23,7 +23,8 @@ def model() -> Any:
 @pytest.mark.parametrize("version", ["4.57.1", "5.16.0", "6.0.0", "5.17.0.dev0"])
 def test_other_versions(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_versions.transformers, "__version__", version)
-    message = f"undraft.transformers was run with transformers 5.17.0, 5.24.0; found {version}, whose caches"
+    tested = ", ".join(undraft.transformers.TESTED_VERSIONS)
+    message = f"undraft.transformers was run with transformers {tested}; found {version}, whose caches"
     with pytest.raises(ImportError, match=message):
         importlib.reload(undraft.transformers)
 

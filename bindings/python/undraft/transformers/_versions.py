@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import transformers
 
-TESTED_VERSIONS: tuple[str, ...] = ("5.17.0", "5.24.0")
+TESTED_VERSIONS: tuple[str, ...] = ("5.17.0", "5.20.0", "5.22.0", "5.24.0")
 """The versions of transformers with which all tests of `undraft.transformers` were run."""
 
 
@@ -25,7 +25,7 @@ def check_version(version: str | None = None) -> None:
     Traceback (most recent call last):
         ...
     undraft.transformers._versions.UnsupportedVersionError: undraft.transformers was run with transformers 5.17.0, \
-5.24.0; found 4.57.0, whose caches and generation loop may differ
+5.20.0, 5.22.0, 5.24.0; found 4.57.0, whose caches and generation loop may differ
     """
     version = transformers.__version__ if version is None else version
     if version not in TESTED_VERSIONS:
