@@ -22,8 +22,22 @@ def _check(holds: bool, message: str) -> None:
 
 
 def _fake(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a fake kernel, which finds its tensors on one device."""
+    names = [argument.name for argument in getattr(torch.ops.undraft, name).default._schema.arguments]
     register: Callable[[Callable[..., None]], Callable[..., None]] = torch.library.register_fake(f"undraft::{name}")
-    return register
+
+    def decorate(kernel: Callable[..., None]) -> Callable[..., None]:
+        def checked(*args: Any) -> None:
+            tensors = [(arg, value) for arg, value in zip(names, args, strict=True) if isinstance(value, Tensor)]
+            of_arg, first = tensors[0]
+            for arg, tensor in tensors[1:]:
+                message = f"`{arg}` lies on {tensor.device}, expected {first.device} as `{of_arg}`; move it there first"
+                _check(tensor.device == first.device, message)
+            kernel(*args)
+
+        return register(checked)
+
+    return decorate
 
 
 def _check_delta_rule(q: Tensor, k: Tensor, v: Tensor, state: Tensor, out: Tensor) -> None:
