@@ -3,8 +3,8 @@
     python bindings/python/examples/transformers_generate.py
     python bindings/python/examples/transformers_generate.py --model path/to/model --device cuda --dtype bfloat16
 
-The drafts come from the text before them (`lookup`), from the MTP head of the checkpoint (`mtp`), and from an assistant model where
-`--assistant` names one.
+The drafts come from the text before them (`lookup`), from the MTP head of the checkpoint (`mtp`), and from an assistant model
+where `--assistant` names one.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default=str(BUNDLED), help="folder or cached repository (default: the bundled model)")
     parser.add_argument("--assistant", help="model that drafts")
-    parser.add_argument("--prompt", default="class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n")
+    parser.add_argument(
+        "--prompt", default="class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+    )
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--window", type=int, default=3, help="drafts a round")
     parser.add_argument("--device", default="cpu")

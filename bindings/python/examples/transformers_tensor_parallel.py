@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 bindings/python/examples/transformers_tensor_parallel.py
 
-Where there are GPUs, every rank takes one and NCCL carries the sums, else it is the CPU and gloo. Each rank has `H / ranks` key heads and
-`HV / ranks` value heads of the Gated DeltaNet layers, with the states of those alone.
+Where there are GPUs, every rank takes one and NCCL carries the sums, else it is the CPU and gloo. Each rank has `H / ranks` key
+heads and `HV / ranks` value heads of the Gated DeltaNet layers, with the states of those alone.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def compare(folder: str | Path, tokens: int, device: torch.device) -> bool:
     with undraft.transformers.patch(model, mtp=folder):
         config = model.config.get_text_config()
         say(
-            f"{Path(folder).name}: {ranks} ranks on {device.type} ({dist.get_backend()}), key heads {config.linear_num_key_heads // ranks} of "
-            f"{config.linear_num_key_heads}, value heads {config.linear_num_value_heads // ranks} of {config.linear_num_value_heads}"
+            f"{Path(folder).name}: {ranks} ranks on {device.type} ({dist.get_backend()}), "
+            f"key heads {config.linear_num_key_heads // ranks} of {config.linear_num_key_heads}, "
+            f"value heads {config.linear_num_value_heads // ranks} of {config.linear_num_value_heads}"
         )
         drafts: dict[str, dict[str, Any]] = {"plain": {}, "lookup": {"prompt_lookup_num_tokens": 4}, "mtp": {"use_mtp": True}}
         for name, how in drafts.items():
@@ -100,7 +101,9 @@ def say(line: str) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", action="append", help="folder of a model; may be given several times (default: the bundled one)")
+    parser.add_argument(
+        "--model", action="append", help="folder of a model; may be given several times (default: the bundled one)"
+    )
     parser.add_argument("--tokens", type=int, default=32)
     return parser.parse_args()
 

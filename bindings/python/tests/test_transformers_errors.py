@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers_support import BUNDLED, RANDOM_MODELS, greedy, load, prompt_ids
 
 import undraft.transformers
-from undraft.transformers import _mtp, _versions
+from undraft.transformers import _mtp
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def model() -> Any:
 
 @pytest.mark.parametrize("version", ["4.57.1", "5.16.0", "6.0.0", "5.17.0.dev0"])
 def test_other_versions(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_versions.transformers, "__version__", version)
+    monkeypatch.setattr("undraft.transformers._versions.transformers.__version__", version)
     tested = ", ".join(undraft.transformers.TESTED_VERSIONS)
     message = f"undraft.transformers was run with transformers {tested}; found {version}, whose caches"
     with pytest.raises(ImportError, match=message):
@@ -72,7 +72,10 @@ def test_an_activation_that_is_not_there(model: Any) -> None:
 
 
 def test_gradients(model: Any) -> None:
-    with undraft.transformers.patch(model), pytest.raises(RuntimeError, match="has no gradients; call the model under torch.no_grad"):
+    with (
+        undraft.transformers.patch(model),
+        pytest.raises(RuntimeError, match="has no gradients; call the model under torch.no_grad"),
+    ):
         model(prompt_ids("short"))
 
 
@@ -123,7 +126,9 @@ def test_the_head_of_another_model(model: Any) -> None:
 
 
 def test_experts_that_are_missing() -> None:
-    tensors = {f"mlp.experts.{expert}.{which}_proj.weight": torch.zeros(2, 3) for expert in (0, 1) for which in ("gate", "up", "down")}
+    tensors = {
+        f"mlp.experts.{expert}.{which}_proj.weight": torch.zeros(2, 3) for expert in (0, 1) for which in ("gate", "up", "down")
+    }
     assert set(_mtp.stack_experts(tensors)) == {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
     del tensors["mlp.experts.0.up_proj.weight"]
     with pytest.raises(ValueError, match="`mtp.mlp.experts.0.up_proj.weight` is missing"):

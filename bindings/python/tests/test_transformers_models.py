@@ -60,8 +60,18 @@ def test_other_classes(make: Any, drafts: dict[str, Any], ids: Tensor) -> None:
 
 def test_images_are_not_drafted_for(ids: Tensor) -> None:
     model = multimodal().eval().to(DEVICE)
-    with undraft.transformers.patch(model, mtp=ODD), pytest.raises(ValueError, match="`use_mtp` came with `.*`; drafts of the MTP head"):
-        greedy(model, ids, 4, use_mtp=True, pixel_values=torch.zeros(4, 1536, device=DEVICE), image_grid_thw=torch.tensor([[1, 2, 2]]))
+    with (
+        undraft.transformers.patch(model, mtp=ODD),
+        pytest.raises(ValueError, match="`use_mtp` came with `.*`; drafts of the MTP head"),
+    ):
+        greedy(
+            model,
+            ids,
+            4,
+            use_mtp=True,
+            pixel_values=torch.zeros(4, 1536, device=DEVICE),
+            image_grid_thw=torch.tensor([[1, 2, 2]]),
+        )
 
 
 @torch.no_grad()

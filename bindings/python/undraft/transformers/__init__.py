@@ -6,7 +6,8 @@
     model.generate(**prompt, assistant_model=smaller)
     model.generate(**prompt, use_mtp=True)
 
-give the tokens of plain greedy `generate`. transformers itself refuses them for these models, whose recurrent states it cannot take back.
+give the tokens of plain greedy `generate`. transformers itself refuses them for these models, whose recurrent states it cannot
+take back.
 
 The import fails with `UnsupportedVersionError` where transformers is none of `TESTED_VERSIONS`.
 """

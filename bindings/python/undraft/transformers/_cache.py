@@ -61,8 +61,8 @@ class _Window:
 class GdnCacheLayer(LinearAttentionCacheLayerMixin):
     """One Gated DeltaNet layer of a transformers cache, `B` sequences.
 
-    The states are those of undraft: `recurrent` `[B, HV, V, K]` and `conv` `[B, W - 1, C]` (oldest input first), both f32. While the
-    cache records its past (`Cache.activate_past_recording`, which assisted decoding calls), a window of tokens leaves the
+    The states are those of undraft: `recurrent` `[B, HV, V, K]` and `conv` `[B, W - 1, C]` (oldest input first), both f32. While
+    the cache records its past (`Cache.activate_past_recording`, which assisted decoding calls), a window of tokens leaves the
     states as they are and fills a log; `Cache.crop(-n)` then decides that all but the last `n` tokens stay. They are replayed
     into the states by the next window, or by `settle`. The states are, bit for bit, those of the kept tokens alone.
 
@@ -141,9 +141,7 @@ class GdnCacheLayer(LinearAttentionCacheLayerMixin):
         """Moves everything that stays into the states, undecided tokens too: nothing can be taken back any more."""
         if kept := self._pending + self._undecided:
             assert self._log is not None and self._conv_log is not None
-            ops.commit_states(
-                self.recurrent, self._log, self._counts(kept), conv_state=self.conv, conv_log=self._conv_log
-            )
+            ops.commit_states(self.recurrent, self._log, self._counts(kept), conv_state=self.conv, conv_log=self._conv_log)
         self._pending = 0
         self._forget()
 

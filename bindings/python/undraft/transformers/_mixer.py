@@ -23,9 +23,7 @@ _ACTIVATIONS = ("silu", "swish")
 class GdnMixer:
     """Stands in for the forward pass of one module, of which it reads the parameters."""
 
-    def __init__(
-        self, name: str, module: nn.Module, *, max_window: int, prefill: Prefill, shard: HeadShard | None
-    ) -> None:
+    def __init__(self, name: str, module: nn.Module, *, max_window: int, prefill: Prefill, shard: HeadShard | None) -> None:
         self.name = name
         self.module: Any = module
         self.max_window = max_window
@@ -112,9 +110,7 @@ class GdnMixer:
         if isinstance(layer, GdnCacheLayer):
             return layer
         if isinstance(cache, StaticCache) or type(layer) is not LinearAttentionLayer:
-            raise ValueError(
-                f"`{self.name}` got a {type(cache).__name__} with a {type(layer).__name__}, expected a DynamicCache"
-            )
+            raise ValueError(f"`{self.name}` got a {type(cache).__name__} with a {type(layer).__name__}, expected a DynamicCache")
         new = self._new_layer(hidden_states, record_past=layer.record_past)
         recurrent, conv = layer.recurrent_states[0], layer.conv_states[0]
         if layer.has_previous_state[0] and recurrent is not None and conv is not None:

@@ -28,7 +28,7 @@ CACHE_ARGUMENT = "cache" if "cache" in inspect.signature(create_causal_mask).par
 
 
 class MtpHead(nn.Module):
-    """The head of Qwen3-Next and Qwen3.5: one block of gated full attention over pairs of a token and the trunk's state before it.
+    """The head of Qwen3-Next and Qwen3.5: one block of gated full attention over pairs of a token and the trunk's state before.
 
     Embedding, output head and rotation are the model's.
     """

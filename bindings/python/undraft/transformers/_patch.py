@@ -140,7 +140,8 @@ class Patched:
         assistant = kwargs.get("assistant_model")
         if assistant is not None and gdn_layers(assistant) and not is_patched(assistant):
             raise ValueError(
-                f"`assistant_model` is a {type(assistant).__name__} that is not patched: its states cannot be taken back; patch it too"
+                f"`assistant_model` is a {type(assistant).__name__} that is not patched: its states cannot be taken back; "
+                "patch it too"
             )
         generator = type(self.model)._get_candidate_generator(self.model, generation_config=generation_config, **kwargs)
         _fit(generator, self.max_window - 1)
@@ -158,18 +159,18 @@ def patch(
 ) -> Patched:
     """Has the Gated DeltaNet layers of a model run on undraft, and lets it draft.
 
-    Every layer of this one model object gets the operations of undraft in place of those of transformers; nothing else of transformers
-    changes. `generate` then takes `prompt_lookup_num_tokens`, `assistant_model` and `use_mtp`, which transformers refuses for these
-    models: their states are rolled back exactly.
+    Every layer of this one model object gets the operations of undraft in place of those of transformers; nothing else of
+    transformers changes. `generate` then takes `prompt_lookup_num_tokens`, `assistant_model` and `use_mtp`, which transformers
+    refuses for these models: their states are rolled back exactly.
 
     Args:
-        model: a Qwen3-Next or Qwen3.5 model of transformers, with or without experts, on CPU or CUDA. One that was loaded with a tensor
-            parallel plan is patched on every rank.
+        model: a Qwen3-Next or Qwen3.5 model of transformers, with or without experts, on CPU or CUDA. One that was loaded with a
+            tensor parallel plan is patched on every rank.
         max_window: how many tokens at the end can be taken back, 2 or more: the longest draft and one. A layer's log takes
             `4 * max_window * (H K + HV (V + 1) + C)` bytes for each sequence, twice.
         prefill: form of the recurrence for all but the last `max_window` tokens of a prompt: `"chunk"`, the matrix form, or
             `"recurrent"`, token by token. The second is bit for bit the same however a prompt is cut into calls.
-        mtp: folder or cached repository with the weights of the MTP head; that of the model if None. Loaded at the first `use_mtp`.
+        mtp: folder or cached repository with the weights of the MTP head; that of the model if None. Loaded when first used.
         mtp_tokens: tokens that the head drafts in a round, fewer than `max_window`.
         shard_heads: with a tensor parallel plan, cut the layers by heads; else every rank computes them whole.
 
@@ -199,9 +200,7 @@ def patch(
         raise ValueError(f"`prefill` is {prefill!r}, expected 'chunk' or 'recurrent'")
     if not 0 < mtp_tokens < max_window:
         raise ValueError(f"`mtp_tokens` is {mtp_tokens}, expected 1 to `max_window` - 1 = {max_window - 1}")
-    return Patched(
-        model, max_window=max_window, prefill=prefill, mtp=mtp, mtp_tokens=mtp_tokens, shard_heads=shard_heads
-    )
+    return Patched(model, max_window=max_window, prefill=prefill, mtp=mtp, mtp_tokens=mtp_tokens, shard_heads=shard_heads)
 
 
 def unpatch(model: PreTrainedModel) -> None:
@@ -270,6 +269,6 @@ def _refuse_finished_prompt(input_ids: Tensor, eos_token_ids: Tensor | None) -> 
     last = int(input_ids[0, -1])
     if last in eos_token_ids.tolist():
         raise ValueError(
-            f"the prompt ends with the end-of-text token {last}, behind which transformers {transformers_version} drafts nothing; "
-            "decode plainly or drop the token"
+            f"the prompt ends with the end-of-text token {last}, behind which transformers {transformers_version} drafts "
+            "nothing; decode plainly or drop the token"
         )
