@@ -147,9 +147,9 @@ def test_other_layouts(name: str) -> None:
 
 def test_end_of_text_and_length(patched: Any) -> None:
     ids = prompt_ids("chat")
-    plain = patched.model.generate(ids, max_new_tokens=200, do_sample=False)
+    plain = patched.model.generate(ids, max_new_tokens=60, do_sample=False)
     for drafts in DRAFTS.values():
-        assert torch.equal(patched.model.generate(ids, max_new_tokens=200, do_sample=False, **drafts), plain)
+        assert torch.equal(patched.model.generate(ids, max_new_tokens=60, do_sample=False, **drafts), plain)
     for length in (1, 2, 5):
         for drafts in DRAFTS.values():
             drafted = greedy(patched.model, ids, length, **drafts)
@@ -177,12 +177,12 @@ def test_beams(model: Any) -> None:
 def test_a_cache_goes_on(patched: Any) -> None:
     """Turns that share a cache, plain and drafted in turn, give the text of one long turn."""
     model, ids = patched.model, prompt_ids("code")
-    whole = greedy(model, ids, 60)
+    whole = greedy(model, ids, 40)
     cache, text = None, ids
     turns: list[dict[str, Any]] = [{}, DRAFTS["lookup"], DRAFTS["mtp"], {}]
     for drafts in turns:
         given: dict[str, Any] = {} if cache is None else {_mtp.CACHE_ARGUMENT: cache}
-        out = greedy(model, text, 15, return_dict_in_generate=True, **given, **drafts)
+        out = greedy(model, text, 10, return_dict_in_generate=True, **given, **drafts)
         cache, text = getattr(out, _mtp.CACHE_ARGUMENT), out.sequences
     assert torch.equal(text, whole)
 
