@@ -2,7 +2,7 @@
 
 use undraft::cuda::raw::{Captured, RecurrentParams};
 use undraft::ops::{CommitStatesArgs, FusedRecurrentArgs};
-use undraft::{Backend, CaptureMut, DeltaLogMut};
+use undraft::{Backend, CaptureMut, DecayShape, DeltaLogMut};
 
 use super::delta_rule::{DeltaRule, check_same_dtype, check_states, delta_rule, max_window, set_params};
 use super::{address, check_counts, i32_of};
@@ -45,7 +45,7 @@ impl<'a> Log<'a> {
         let key = ("head_k_dim", dims.head_k_dim());
         k.check_shape(&[&outer[..], &[("num_k_heads", dims.num_k_heads()), key]].concat())?;
         let of_decay = [hv, key];
-        let of_decay = &of_decay[..if dims.decay_dim() == 1 { 1 } else { 2 }];
+        let of_decay = &of_decay[..if dims.decay_shape() == DecayShape::PerHead { 1 } else { 2 }];
         decay.check_shape(&[&outer[..], of_decay].concat())?;
         delta.check_shape(&[&outer[..], &[hv, ("head_v_dim", dims.head_v_dim())]].concat())?;
         for tensor in [k, decay, delta] {

@@ -110,7 +110,7 @@ impl Codes {
 }
 
 fn missing(symbol: &str) -> Error {
-    Error::Torch { why: format!("its library has no `{symbol}`, expected torch 2.9 or later") }
+    Error::Torch { why: format!("its library has no `{symbol}`, expected torch 2.11 or later") }
 }
 
 /// A library of torch's that the process has loaded; it stays so.
