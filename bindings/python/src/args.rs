@@ -1,5 +1,7 @@
 //! The parameters of the operations: one list for each says what torch's schema is, what is read and what is written.
 
+use std::ops::Range;
+
 use undraft::cuda::raw::{CUstream, Launcher};
 
 use crate::error::{Error, Result};
@@ -87,31 +89,36 @@ pub trait Caller {
     fn scratch(&mut self, index: i32, bytes: usize) -> Result<u64>;
 }
 
-/// Most tensors of a call.
-const MAX_TENSORS: usize = 32;
+/// The memory of a tensor that was read.
+struct Seen {
+    arg: &'static str,
+    device: Device,
+    bytes: Range<usize>,
+    is_written: bool,
+}
 
 /// The values of a call, read in order.
 pub struct Values<'a> {
     bits: std::slice::Iter<'a, u64>,
     pub(crate) caller: &'a mut dyn Caller,
-    seen: [Option<(Tensor, bool)>; MAX_TENSORS],
-    num_seen: usize,
+    seen: Vec<Seen>,
 }
 
 impl<'a> Values<'a> {
     /// Values to read.
     pub fn new(bits: &'a [u64], caller: &'a mut dyn Caller) -> Self {
-        Self { bits: bits.iter(), caller, seen: [None; MAX_TENSORS], num_seen: 0 }
+        Self { seen: Vec::with_capacity(bits.len()), bits: bits.iter(), caller }
     }
     fn next(&mut self, name: &'static str) -> Result<u64> {
         self.bits.next().copied().ok_or_else(|| Error::Internal { what: format!("no value for `{name}`") })
     }
-    fn see(&mut self, name: &'static str, bits: u64, written: bool) -> Result<Tensor> {
-        let tensor = self.caller.tensor(name, bits)?;
+    fn see(&mut self, arg: &'static str, bits: u64, is_written: bool) -> Result<Tensor> {
+        let tensor = self.caller.tensor(arg, bits)?;
         tensor.check_alignment(tensor.element_size.max(1))?;
-        let too_many = || Error::Internal { what: "too many tensors".into() };
-        *self.seen.get_mut(self.num_seen).ok_or_else(too_many)? = Some((tensor, written));
-        self.num_seen += 1;
+        if is_written {
+            tensor.check_own_elements()?;
+        }
+        self.seen.push(Seen { arg, device: tensor.device, bytes: tensor.bytes(), is_written });
         Ok(tensor)
     }
     pub(crate) fn tensor(&mut self, name: &'static str, written: bool) -> Result<Tensor> {
@@ -137,30 +144,19 @@ impl<'a> Values<'a> {
 
     /// Checks that all tensors lie on one device, and that what is written shares no memory with anything else.
     pub(crate) fn check_memory(&self) -> Result<Device> {
-        let seen = || self.seen[..self.num_seen].iter().flatten();
-        let Some((first, _)) = seen().next() else { return Ok(Device::Cpu) };
+        let Some(first) = self.seen.first() else { return Ok(Device::Cpu) };
         let expected = first.device;
         if expected == Device::Other {
             let (arg, got) = (first.arg, first.device);
             return Err(Error::UnsupportedDevice { arg, got, expected: "a CPU or CUDA tensor" });
         }
-        for (tensor, _) in seen() {
-            let (arg, got) = (tensor.arg, tensor.device);
-            if got != expected {
-                return Err(Error::Device { arg, got, of_arg: first.arg, expected });
-            }
+        if let Some(&Seen { arg, device: got, .. }) = self.seen.iter().find(|seen| seen.device != expected) {
+            return Err(Error::Device { arg, got, of_arg: first.arg, expected });
         }
-        for (i, (tensor, written)) in seen().enumerate() {
-            if !written {
-                continue;
-            }
-            tensor.check_own_elements()?;
-            let bytes = tensor.bytes();
-            for (j, (other, _)) in seen().enumerate() {
-                let others = other.bytes();
-                if i != j && bytes.start < others.end && others.start < bytes.end {
-                    return Err(Error::Overlap { arg: tensor.arg, other: other.arg });
-                }
+        for (i, Seen { arg, bytes, .. }) in self.seen.iter().enumerate().filter(|(_, seen)| seen.is_written) {
+            let overlaps = |other: &Seen| bytes.start < other.bytes.end && other.bytes.start < bytes.end;
+            if let Some((_, other)) = self.seen.iter().enumerate().find(|&(j, other)| i != j && overlaps(other)) {
+                return Err(Error::Overlap { arg, other: other.arg });
             }
         }
         Ok(expected)

@@ -68,6 +68,7 @@ impl Caller for Arrays {
         let too_many = || Error::Number { arg, got: i64::from(view.rank), expected: "an array of at most 6 axes" };
         let (shape, strides) = (list(&view.shape).ok_or_else(too_many)?, list(&view.strides).ok_or_else(too_many)?);
         if shape.as_slice().iter().zip(strides.as_slice()).any(|(&n, &stride)| n > 1 && stride < 0) {
+            let (shape, strides) = (Box::new(shape), Box::new(strides));
             return Err(Error::Strides { arg, shape, strides, expected: "strides that are not negative" });
         }
         if view.is_writable == 0 && self.written.iter().any(|&(name, written)| written && name == arg) {

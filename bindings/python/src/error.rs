@@ -26,7 +26,7 @@ pub enum Error {
         /// Argument.
         arg: &'static str,
         /// Shape that came.
-        got: Shape,
+        got: Box<Shape>,
         /// Axes by name.
         expected: Axes,
         /// How to mend it, or nothing.
@@ -38,7 +38,7 @@ pub enum Error {
         /// Argument.
         arg: &'static str,
         /// Shape that came.
-        got: Shape,
+        got: Box<Shape>,
         /// Axes in words.
         expected: &'static str,
     },
@@ -82,9 +82,9 @@ pub enum Error {
         /// Argument.
         arg: &'static str,
         /// Its shape.
-        shape: Shape,
+        shape: Box<Shape>,
         /// Strides that came.
-        strides: Shape,
+        strides: Box<Shape>,
         /// How it should lie.
         expected: &'static str,
     },

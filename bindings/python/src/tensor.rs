@@ -141,7 +141,7 @@ impl Tensor {
         if same {
             return Ok(());
         }
-        Err(Error::Shape { arg: self.arg, got: self.shape, expected: Axes(expected.to_vec()), hint })
+        Err(Error::Shape { arg: self.arg, got: Box::new(self.shape), expected: Axes(expected.to_vec()), hint })
     }
 
     /// Checks that it is f32, bf16 or f16.
@@ -176,7 +176,7 @@ impl Tensor {
     }
 
     fn strides_error(&self, expected: &'static str) -> Error {
-        Error::Strides { arg: self.arg, shape: self.shape, strides: self.strides, expected }
+        Error::Strides { arg: self.arg, shape: Box::new(self.shape), strides: Box::new(self.strides), expected }
     }
 
     /// Whether the axes from `from` on lie without gaps.

@@ -295,7 +295,8 @@ fn the_convolution_and_its_commit() {
     let device = emulated();
     let mut numbers = Numbers(5);
     let channels = 40;
-    let (x, weight, bias) = (numbers.array(&[2, 3, channels]), numbers.array(&[4, channels]), numbers.array(&[channels]));
+    let (x, weight, bias) =
+        (numbers.array(&[2, 3, channels]), numbers.array(&[4, channels]), numbers.array(&[channels]));
     let state = numbers.array(&[SLOTS, 3, channels]);
     let log = zeros(&[SLOTS, 3, channels]);
     let lists = [i32s(&[0, 3, 6]), i32s(&[0, 3])];
@@ -322,7 +323,14 @@ fn the_matrix_form_the_gates_and_the_norm() {
     let device = emulated();
     let mut values = inputs(1, 70);
     // Inputs of a size that a state of many tokens stands.
-    values.extend([zeros(&[2, HV, V, K]), zeros(&[1, 70, HV, V]), i32s(&[0, 70]), i32s(&[3]), Value::None, Value::None]);
+    values.extend([
+        zeros(&[2, HV, V, K]),
+        zeros(&[1, 70, HV, V]),
+        i32s(&[0, 70]),
+        i32s(&[3]),
+        Value::None,
+        Value::None,
+    ]);
     values.extend(options());
     values.push(Value::Int(32));
     same_on_both(&device, "chunk_gated_delta_rule", &values);

@@ -14,6 +14,7 @@ CASES = [
     Case(),
     Case(head_k_dim=128, head_v_dim=64, num_v_heads=4),
     Case(per_channel=True),
+    Case(head_k_dim=1, head_v_dim=3, per_channel=True),
     Case(dtype="float16", state_dtype="float16"),
 ]
 

@@ -1,4 +1,4 @@
-"""Runs the examples of the docstrings and of docs/python.md, those of torch where torch is installed."""
+"""Runs the examples of the docstrings, of docs/python.md and of the README, those of torch where torch is installed."""
 
 import doctest
 import importlib
@@ -12,21 +12,25 @@ import undraft.ops
 import undraft.pool
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "python.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).resolve().parents[3]
+BLOCKS = [
+    block
+    for page in ("docs/python.md", "README.md")
+    for block in re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+]
 
 
-def test_the_page_has_examples() -> None:
-    assert len(BLOCKS) >= 4
+def test_the_pages_have_examples() -> None:
+    assert len(BLOCKS) >= 5
     assert sum("import torch" in block for block in BLOCKS) >= 2
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_examples_of_the_page(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_the_pages(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "import torch" in BLOCKS[number] and not HAS_TORCH:
         pytest.skip("torch is not installed")
     monkeypatch.chdir(tmp_path)
-    exec(compile(BLOCKS[number], f"{PAGE.name}, example {number + 1}", "exec"), {})
+    exec(compile(BLOCKS[number], f"example {number + 1}", "exec"), {})
 
 
 @pytest.mark.parametrize("name", ["undraft.ops", "undraft.pool", "undraft.torch.ops"])

@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import undraft  # noqa: E402
 import undraft.torch as ut  # noqa: E402
 from torch_cases import Case, error, recurrence  # noqa: E402
 
@@ -222,6 +223,12 @@ def test_unaligned_states_are_refused() -> None:
     state = memory[1:].view(case.state.shape)
     with pytest.raises(RuntimeError, match="`state` begins at an address that is no multiple of 16 bytes"):
         ut.fused_recurrent_gated_delta_rule(*case.inputs(), state, state_indices=case.state_indices)
+
+
+def test_arrays_of_a_gpu_are_refused_without_torch() -> None:
+    a = torch.zeros(1, 1, device="cuda")
+    with pytest.raises(undraft.Error, match="`a` lies on a CUDA device, expected host memory; use `undraft.torch`"):
+        undraft.fused_gdn_gating(a, a, a[0], a[0])
 
 
 def test_the_first_call_in_a_capture_says_what_to_do(tmp_path) -> None:

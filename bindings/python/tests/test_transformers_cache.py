@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from transformers_support import DEVICE
+pytest.importorskip("transformers")
 
-from undraft.transformers._cache import GdnCacheLayer, GdnParams, GdnSizes
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from transformers_support import DEVICE  # noqa: E402
+from undraft.transformers._cache import GdnCacheLayer, GdnParams, GdnSizes  # noqa: E402
 
 # Three value heads a key head, K unlike V.
 SIZES = GdnSizes(num_k_heads=2, num_v_heads=6, head_k_dim=16, head_v_dim=24, conv_width=4)

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-from transformers_support import BUNDLED, RANDOM_MODELS, greedy, load, prompt_ids
 
-import undraft.transformers
-from undraft.transformers import _mtp
+pytest.importorskip("transformers")
+
+import torch  # noqa: E402
+from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+
+import undraft.transformers  # noqa: E402
+from transformers_support import BUNDLED, RANDOM_MODELS, greedy, load, prompt_ids  # noqa: E402
+from undraft.transformers import _mtp  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from transformers_support import (
+
+pytest.importorskip("transformers")
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+import undraft.transformers  # noqa: E402
+from transformers_support import (  # noqa: E402
     BUNDLED,
     DEVICE,
     GOLDEN,
     RANDOM_MODELS,
+    REPOSITORY,
     counted,
     golden_prompts,
     greedy,
@@ -21,9 +30,7 @@ from transformers_support import (
     prompt_ids,
     tokens_before_tie,
 )
-
-import undraft.transformers
-from undraft.transformers import _mtp
+from undraft.transformers import _mtp  # noqa: E402
 
 DRAFTS: dict[str, dict[str, Any]] = {
     "lookup": {"prompt_lookup_num_tokens": 5},
@@ -228,3 +235,20 @@ def test_one_object_is_patched(patched: Any) -> None:
     assert not undraft.transformers.is_patched(other)
     with pytest.raises(ValueError, match="stateful"):
         greedy(other, prompt_ids("short"), 4, prompt_lookup_num_tokens=3)
+
+
+@pytest.mark.parametrize("name", ["_patch", "_versions"])
+def test_examples_of_docstrings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    result = doctest.testmod(importlib.import_module(f"undraft.transformers.{name}"))
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_example_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    page = (REPOSITORY / "docs" / "transformers.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block.replace("max_new_tokens=64", "max_new_tokens=8"), "docs/transformers.md", "exec"), {})

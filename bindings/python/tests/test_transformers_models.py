@@ -6,12 +6,15 @@ import json
 from typing import Any
 
 import pytest
-import torch
-import transformers
-from torch import Tensor
-from transformers_support import DEVICE, RANDOM_MODELS, greedy, load, tokens_before_tie
 
-import undraft.transformers
+pytest.importorskip("transformers")
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+import undraft.transformers  # noqa: E402
+from transformers_support import DEVICE, RANDOM_MODELS, greedy, load, tokens_before_tie  # noqa: E402
 
 ODD = RANDOM_MODELS / "qwen3_5-odd-random"
 

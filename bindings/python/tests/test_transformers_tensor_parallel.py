@@ -8,12 +8,15 @@ import sys
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from transformers_support import RANDOM_MODELS, REPOSITORY, load
 
-from undraft.transformers._mixer import GdnMixer
-from undraft.transformers._shard import HeadShard, ShardedWeights
+pytest.importorskip("transformers")
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+from transformers_support import RANDOM_MODELS, REPOSITORY, load  # noqa: E402
+from undraft.transformers._mixer import GdnMixer  # noqa: E402
+from undraft.transformers._shard import HeadShard, ShardedWeights  # noqa: E402
 
 EXAMPLE = REPOSITORY / "bindings" / "python" / "examples" / "transformers_tensor_parallel.py"
 

@@ -45,7 +45,7 @@ impl Sizes {
             3 => 2,
             _ => {
                 let expected = "[B, T, C], or [num_tokens, C] with `cu_seqlens`";
-                return Err(Error::Rank { arg: "x", got: x.shape, expected });
+                return Err(Error::Rank { arg: "x", got: Box::new(x.shape), expected });
             }
         };
         x.float()?;
@@ -79,8 +79,9 @@ fn activation(silu: bool) -> Activation {
 
 fn run(values: &mut Values<'_>) -> Result<()> {
     let (args, device) = Args::read(values)?;
-    let Args { x, weight, state, log, out, cu_seqlens, state_indices, bias, parents, num_pending, pending_path, .. } =
-        &args;
+    let Args {
+        x, weight, state, log, out, cu_seqlens, state_indices, bias, parents, num_pending, pending_path, ..
+    } = &args;
     let sizes = Sizes::new([x, weight, state, out], bias.as_ref(), cu_seqlens, state_indices)?;
     let num_seqs = ("num_seqs", sizes.num_seqs);
     let mut max_tokens = 0;
@@ -170,7 +171,8 @@ fn run(values: &mut Values<'_>) -> Result<()> {
             let (launcher, stream) = values.caller.cuda(index)?;
             // SAFETY: sizes, strides, element types and overlap are checked; the caller's library keeps the tensors until the
             // stream's work is done; what the lists hold is the caller's promise.
-            Ok(unsafe { launcher.causal_conv1d_update(stream, &params)? })
+            unsafe { launcher.causal_conv1d_update(stream, &params)? };
+            Ok(())
         }
         got => Err(Error::UnsupportedDevice { arg: "x", got, expected: "a CPU or CUDA tensor" }),
     }
@@ -224,7 +226,8 @@ fn run_fn(values: &mut Values<'_>) -> Result<()> {
             let longest = sizes.x.num.div_ceil(sizes.num_seqs.max(1));
             let (launcher, stream) = values.caller.cuda(index)?;
             // SAFETY: as in `run`.
-            Ok(unsafe { launcher.causal_conv1d_fn(stream, &params, longest)? })
+            unsafe { launcher.causal_conv1d_fn(stream, &params, longest)? };
+            Ok(())
         }
         got => Err(Error::UnsupportedDevice { arg: "x", got, expected: "a CPU or CUDA tensor" }),
     }

@@ -40,6 +40,7 @@ fn run(values: &mut Values<'_>) -> Result<()> {
             // SAFETY: here and below: the tensors lie in host memory, and torch or NumPy keeps them for this call; what is
             // written shares no memory with the rest.
             let gates = unsafe { rule.gates()? };
+            // SAFETY: as above.
             let inputs = unsafe { rule.inputs(&gates, &[], 0)? };
             let checkpoints = match &args.checkpoints {
                 None => None,
@@ -49,14 +50,17 @@ fn run(values: &mut Values<'_>) -> Result<()> {
                     let mut sizes = all.shape.as_slice().to_vec();
                     sizes[0] = count as i64;
                     let first = crate::tensor::Tensor { shape: Shape::new(&sizes).unwrap_or(all.shape), ..*all };
+                    // SAFETY: as above.
                     Some(CheckpointsMut { states: unsafe { first.states()? }, every })
                 }
             };
             let args = ChunkGatedDeltaRuleArgs {
                 inputs,
                 num_slots: rule.num_slots,
+                // SAFETY: as above.
                 state: unsafe { rule.state.states()? },
                 checkpoints,
+                // SAFETY: as above.
                 out: unsafe { rule.out.rows_mut(rule.out_tokens())? },
             };
             Ok(host::backend().chunk_gated_delta_rule(args.check()?)?)
@@ -76,7 +80,8 @@ fn run(values: &mut Values<'_>) -> Result<()> {
             // SAFETY: sizes, strides, element types, alignment and overlap are checked; the workspace has the bytes that were
             // asked for; the caller's library keeps all of them until the stream's work is done; what the lists hold is the
             // caller's promise.
-            Ok(unsafe { launcher.chunk_gated_delta_rule(stream, &params)? })
+            unsafe { launcher.chunk_gated_delta_rule(stream, &params)? };
+            Ok(())
         }
         got => Err(Error::UnsupportedDevice { arg: "q", got, expected: "a CPU or CUDA tensor" }),
     }

@@ -64,14 +64,14 @@ fn run(values: &mut Values<'_>) -> Result<()> {
         5 => Some(("num_layers", state.size(0))),
         _ => {
             let expected = "[num_slots, HV, V, K], or [num_layers, num_slots, HV, V, K]";
-            return Err(Error::Rank { arg: "state", got: state.shape, expected });
+            return Err(Error::Rank { arg: "state", got: Box::new(state.shape), expected });
         }
     };
     let axis = usize::from(layers.is_some());
     let rank = |n: usize| n + axis;
     if log_k.rank() != rank(4) {
         let expected = "[num_slots, max_tokens, H, K], with layers in front as `state`";
-        return Err(Error::Rank { arg: "log_k", got: log_k.shape, expected });
+        return Err(Error::Rank { arg: "log_k", got: Box::new(log_k.shape), expected });
     }
     let dims = GdnDims::new(log_k.size(axis + 2), state.size(axis + 1), log_k.size(axis + 3), state.size(axis + 2))?;
     let per_channel = log_decay.rank() == rank(4);
@@ -95,6 +95,7 @@ fn run(values: &mut Values<'_>) -> Result<()> {
             // shares no memory with the rest, and one layer's arguments exist at a time.
             let (indices, kept) = unsafe { (state_indices.i32s()?, num_kept.u32s()?) };
             check_counts("num_kept", kept, indices)?;
+            // SAFETY: as above.
             let path = args.path.map_or(Ok(&[][..]), |path| unsafe { path.u32s() })?;
             // Layers differ in their memory alone: what is wrong is wrong with the first, before anything is touched.
             for (((state, k), decay), delta) in states.iter().zip(&ks).zip(&decays).zip(&deltas) {
@@ -103,7 +104,9 @@ fn run(values: &mut Values<'_>) -> Result<()> {
                     dims,
                     head_map,
                     num_slots,
+                    // SAFETY: as above.
                     state: unsafe { state.states()? },
+                    // SAFETY: as above.
                     log: unsafe { log.host()? },
                     state_indices: indices,
                     num_kept: kept,
@@ -141,7 +144,7 @@ fn run(values: &mut Values<'_>) -> Result<()> {
                 ..CommitParams::default()
             };
             if dims.head_k_dim().is_multiple_of(4) && params.layer_state_stride % 4 != 0 {
-                let (arg, shape, strides) = (state.arg, state.shape, state.strides);
+                let (arg, shape, strides) = (state.arg, Box::new(state.shape), Box::new(state.strides));
                 return Err(Error::Strides { arg, shape, strides, expected: "layers at a multiple of 4 elements" });
             }
             let num_layers = u16::try_from(states.len()).map_err(|_| {
@@ -151,7 +154,8 @@ fn run(values: &mut Values<'_>) -> Result<()> {
             let (launcher, stream) = values.caller.cuda(index)?;
             // SAFETY: sizes, strides, element types, alignment and overlap are checked; the caller's library keeps the tensors
             // until the stream's work is done; what the lists hold is the caller's promise.
-            Ok(unsafe { launcher.commit_states(stream, &params, state.float()?.into(), num_layers)? })
+            unsafe { launcher.commit_states(stream, &params, state.float()?.into(), num_layers)? };
+            Ok(())
         }
         got => Err(Error::UnsupportedDevice { arg: "state", got, expected: "a CPU or CUDA tensor" }),
     }
@@ -165,7 +169,7 @@ fn run_conv(values: &mut Values<'_>) -> Result<()> {
         4 => Some(("num_layers", state.size(0))),
         _ => {
             let expected = "[num_slots, W - 1, C], or [num_layers, num_slots, W - 1, C]";
-            return Err(Error::Rank { arg: "conv_state", got: state.shape, expected });
+            return Err(Error::Rank { arg: "conv_state", got: Box::new(state.shape), expected });
         }
     };
     let axis = usize::from(layers.is_some());
@@ -186,9 +190,9 @@ fn run_conv(values: &mut Values<'_>) -> Result<()> {
             let backend = host::backend();
             let zeros = vec![0.0; width * channels];
             // SAFETY: here and below: as in `run`.
-            let (cu_seqlens, indices, kept) =
-                unsafe { (no_tokens.i32s()?, state_indices.i32s()?, num_kept.u32s()?) };
+            let (cu_seqlens, indices, kept) = unsafe { (no_tokens.i32s()?, state_indices.i32s()?, num_kept.u32s()?) };
             check_counts("num_kept", kept, indices)?;
+            // SAFETY: as above.
             let path = args.path.map_or(Ok(&[][..]), |path| unsafe { path.u32s() })?;
             for (state, log) in states.iter().zip(&logs) {
                 // A window of no tokens only moves the kept inputs into the state.
@@ -201,7 +205,9 @@ fn run_conv(values: &mut Values<'_>) -> Result<()> {
                     cu_seqlens,
                     state_indices: indices,
                     num_slots,
+                    // SAFETY: as above.
                     state: unsafe { state.f32s_mut()? },
+                    // SAFETY: as above.
                     log: Some(ConvLogMut { x: unsafe { log.f32s_mut()? }, max_tokens }),
                     num_pending: kept,
                     pending_path: path,

@@ -99,12 +99,12 @@ impl DeltaRule {
             4 => 2,
             _ => {
                 let expected = "[B, T, H, K], or [num_tokens, H, K] with `cu_seqlens`";
-                return Err(Error::Rank { arg: "q", got: q.shape, expected });
+                return Err(Error::Rank { arg: "q", got: Box::new(q.shape), expected });
             }
         };
         if v.rank() != q.rank() {
             let expected = if leading == 2 { "[B, T, HV, V] as `q`" } else { "[num_tokens, HV, V] as `q`" };
-            return Err(Error::Rank { arg: "v", got: v.shape, expected });
+            return Err(Error::Rank { arg: "v", got: Box::new(v.shape), expected });
         }
         let [h, key] = [("num_k_heads", q.size(leading)), ("head_k_dim", q.size(leading + 1))];
         let [hv, value] = [("num_v_heads", v.size(leading)), ("head_v_dim", v.size(leading + 1))];
@@ -140,7 +140,7 @@ impl DeltaRule {
                 }
             }
             _ => {
-                for tensor in [a_log, dt_bias].into_iter().flatten() {
+                if let Some(tensor) = a_log.as_ref().or(dt_bias.as_ref()) {
                     return Err(Error::Unexpected { arg: tensor.arg, only: "with decay `gate`" });
                 }
             }
@@ -346,11 +346,8 @@ impl DeltaRule {
 /// `[outer.., HV, V, K]`, with a hint where the two inner axes seem exchanged.
 pub(super) fn check_states(state: &Tensor, outer: &[(&'static str, usize)], dims: &GdnDims) -> Result<()> {
     state.float()?;
-    let [hv, value, key] = [
-        ("num_v_heads", dims.num_v_heads()),
-        ("head_v_dim", dims.head_v_dim()),
-        ("head_k_dim", dims.head_k_dim()),
-    ];
+    let [hv, value, key] =
+        [("num_v_heads", dims.num_v_heads()), ("head_v_dim", dims.head_v_dim()), ("head_k_dim", dims.head_k_dim())];
     let inner = outer.len();
     let key_major = value.1 != key.1 && (state.size(inner + 1), state.size(inner + 2)) == (key.1, value.1);
     let hint = if key_major { ": the states look key-major; pass `state_to_value_major(..)` of them" } else { "" };
@@ -362,7 +359,7 @@ pub(super) fn slot_stride(state: &Tensor, axis: usize, dims: &GdnDims) -> Result
     let stride = state.outer_stride(axis)?;
     // Kernels load four elements at once.
     if dims.head_k_dim().is_multiple_of(4) && !stride.is_multiple_of(4) {
-        let (arg, shape, strides) = (state.arg, state.shape, state.strides);
+        let (arg, shape, strides) = (state.arg, Box::new(state.shape), Box::new(state.strides));
         return Err(Error::Strides { arg, shape, strides, expected: "slots at a multiple of 4 elements" });
     }
     Ok(stride as i64)
@@ -381,12 +378,7 @@ pub(super) fn check_sequences(cu_seqlens: &Tensor, state_indices: &Tensor) -> Re
 }
 
 /// Checks that the sequences end where the tokens do, and keep a promised length.
-pub(super) fn check_ends(
-    cu_seqlens: &[i32],
-    of_arg: &'static str,
-    num_tokens: usize,
-    max_window: usize,
-) -> Result<()> {
+pub(super) fn check_ends(cu_seqlens: &[i32], of_arg: &'static str, num_tokens: usize, max_window: usize) -> Result<()> {
     let seqs = undraft::CuSeqlens::new(cu_seqlens)?;
     if seqs.num_tokens() != num_tokens {
         return Err(Error::NumTokens { got: seqs.num_tokens() as i32, of_arg, num_tokens });

@@ -51,7 +51,8 @@ fn run(values: &mut Values<'_>) -> Result<()> {
             let (launcher, stream) = values.caller.cuda(index)?;
             // SAFETY: sizes, strides, element types, alignment and overlap are checked; the caller's library keeps the tensors
             // until the stream's work is done; what the lists hold is the caller's promise.
-            Ok(unsafe { launcher.fused_recurrent_gated_delta_rule(stream, &params, rule.state_elements()?)? })
+            unsafe { launcher.fused_recurrent_gated_delta_rule(stream, &params, rule.state_elements()?)? };
+            Ok(())
         }
         got => Err(Error::UnsupportedDevice { arg: "q", got, expected: "a CPU or CUDA tensor" }),
     }

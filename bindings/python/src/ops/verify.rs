@@ -2,7 +2,7 @@
 
 use undraft::cuda::raw::{Captured, RecurrentParams};
 use undraft::ops::{CommitStatesArgs, FusedRecurrentArgs};
-use undraft::{Backend, CaptureMut, DeltaLogMut};
+use undraft::{Backend, CaptureMut, DecayShape, DeltaLogMut};
 
 use super::delta_rule::{DeltaRule, check_same_dtype, check_states, delta_rule, max_window, set_params};
 use super::{address, check_counts, i32_of};
@@ -45,7 +45,7 @@ impl<'a> Log<'a> {
         let key = ("head_k_dim", dims.head_k_dim());
         k.check_shape(&[&outer[..], &[("num_k_heads", dims.num_k_heads()), key]].concat())?;
         let of_decay = [hv, key];
-        let of_decay = &of_decay[..if dims.decay_dim() == 1 { 1 } else { 2 }];
+        let of_decay = &of_decay[..if dims.decay_shape() == DecayShape::PerHead { 1 } else { 2 }];
         decay.check_shape(&[&outer[..], of_decay].concat())?;
         delta.check_shape(&[&outer[..], &[hv, ("head_v_dim", dims.head_v_dim())]].concat())?;
         for tensor in [k, decay, delta] {
@@ -179,12 +179,16 @@ fn on_cpu(
     // SAFETY: here and below: the tensors lie in host memory, torch or NumPy keeps them for this call; what is written shares
     // no memory with the rest, and one of the argument sets exists at a time.
     let gates = unsafe { rule.gates()? };
+    // SAFETY: as above.
     let parents = args.parents.map_or(Ok(&[][..]), |parents| unsafe { parents.i32s() })?;
     let windows = || -> Result<_> {
+        // SAFETY: as above.
         let inputs = unsafe { rule.inputs(&gates, parents, window)? };
         let (log, capture) = match leaves {
+            // SAFETY: as above.
             Leaves::Log(log) => (Some(unsafe { log.host()? }), CaptureMut::DeltaLog),
             Leaves::States { states, max_tokens } => {
+                // SAFETY: as above.
                 let states = unsafe { states.states()? };
                 (None, CaptureMut::PerToken { states, max_tokens: *max_tokens })
             }
@@ -192,11 +196,13 @@ fn on_cpu(
         let args = FusedRecurrentArgs {
             inputs,
             num_slots: rule.num_slots,
+            // SAFETY: as above.
             state: unsafe { rule.state.states()? },
             log,
             num_pending: &[],
             pending_path: &[],
             capture,
+            // SAFETY: as above.
             out: unsafe { rule.out.rows_mut(rule.out_tokens())? },
         };
         Ok(args.check()?)
@@ -204,17 +210,22 @@ fn on_cpu(
     // Checked before the states are touched.
     windows()?;
     if let Some(Pending { log, num, path }) = pending {
+        // SAFETY: as above.
         let state_indices = unsafe { rule.state_indices.i32s()? };
+        // SAFETY: as above.
         let num_kept = unsafe { num.u32s()? };
         check_counts("num_pending", num_kept, state_indices)?;
         let commit = CommitStatesArgs {
             dims: rule.dims,
             head_map: rule.head_map(),
             num_slots: rule.num_slots,
+            // SAFETY: as above.
             state: unsafe { rule.state.states()? },
+            // SAFETY: as above.
             log: unsafe { log.host()? },
             state_indices,
             num_kept,
+            // SAFETY: as above.
             path: path.map_or(Ok(&[][..]), |path| unsafe { path.u32s() })?,
         };
         backend.commit_states(commit.check()?)?;
@@ -269,5 +280,6 @@ fn on_cuda(
     let (launcher, stream) = values.caller.cuda(index)?;
     // SAFETY: sizes, strides, element types, alignment and overlap are checked, so that the two logs are two; the caller's library
     // keeps the tensors until the stream's work is done; what the lists hold is the caller's promise.
-    Ok(unsafe { launcher.fused_recurrent_gated_delta_rule(stream, &params, rule.state_elements()?)? })
+    unsafe { launcher.fused_recurrent_gated_delta_rule(stream, &params, rule.state_elements()?)? };
+    Ok(())
 }

@@ -110,7 +110,7 @@ impl Codes {
 }
 
 fn missing(symbol: &str) -> Error {
-    Error::Torch { why: format!("its library has no `{symbol}`, expected torch 2.9 or later") }
+    Error::Torch { why: format!("its library has no `{symbol}`, expected torch 2.11 or later") }
 }
 
 /// A library of torch's that the process has loaded; it stays so.
@@ -164,9 +164,8 @@ impl<'a> Library<'a> {
     pub(super) fn implementation(abi: &'a Abi, namespace: &CStr, key: &CStr) -> Result<Self> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: as above.
-        let status = unsafe {
-            (abi.init_impl)(namespace.as_ptr(), key.as_ptr(), FILE.as_ptr(), line!(), &raw mut handle)
-        };
+        let status =
+            unsafe { (abi.init_impl)(namespace.as_ptr(), key.as_ptr(), FILE.as_ptr(), line!(), &raw mut handle) };
         well(status, "kernels of", key).map(|()| Self { abi, handle })
     }
     pub(super) fn define(&self, schema: &CStr) -> Result<()> {

@@ -16,17 +16,8 @@ use crate::ops::OPS;
 use crate::tensor::{Device, ElementType, Shape, Tensor};
 
 /// One kernel an operation, for all devices: where the tensors lie is seen from the tensors.
-pub(super) static KERNELS: [BoxedKernel; OPS.len()] = [
-    boxed::<0>,
-    boxed::<1>,
-    boxed::<2>,
-    boxed::<3>,
-    boxed::<4>,
-    boxed::<5>,
-    boxed::<6>,
-    boxed::<7>,
-    boxed::<8>,
-];
+pub(super) static KERNELS: [BoxedKernel; OPS.len()] =
+    [boxed::<0>, boxed::<1>, boxed::<2>, boxed::<3>, boxed::<4>, boxed::<5>, boxed::<6>, boxed::<7>, boxed::<8>];
 
 thread_local! {
     /// What torch is told of a call that failed; it reads the text while this stays.
@@ -53,7 +44,8 @@ unsafe extern "C-unwind" fn boxed<const OP: usize>(stack: *mut u64, num_args: u6
 }
 
 fn call(op: usize, abi: &Abi, bits: &[u64]) -> Result<()> {
-    let mut caller = Torch { abi, handles: Vec::with_capacity(bits.len()), boxes: Vec::with_capacity(8), context: None };
+    let mut caller =
+        Torch { abi, handles: Vec::with_capacity(bits.len()), boxes: Vec::with_capacity(8), context: None };
     // All tensors are this call's to give back, also those behind one that is refused.
     caller.own(op, bits);
     (OPS[op].run)(&mut Values::new(bits, &mut caller))
@@ -162,15 +154,7 @@ impl Caller for Torch<'_> {
         let codes = &self.abi.codes;
         // SAFETY: one axis, as both lists have; the handle is written where the status is 0.
         let status = unsafe {
-            (self.abi.empty_strided)(
-                1,
-                sizes.as_ptr(),
-                strides.as_ptr(),
-                codes.u8,
-                codes.cuda,
-                index,
-                &raw mut handle,
-            )
+            (self.abi.empty_strided)(1, sizes.as_ptr(), strides.as_ptr(), codes.u8, codes.cuda, index, &raw mut handle)
         };
         self.well(status, "aoti_torch_empty_strided")?;
         // Given back with the call's tensors: torch's allocator gives the memory to later work of the same stream alone.
