@@ -1,11 +1,11 @@
-# `make check` is what CI runs, after `make kernels apple`. Its last step is the tests, so that the last line is their summary.
+# `make check` is what CI runs, after `make kernels apple python`. Its last step is the tests, so that the last line is their summary.
 
 CARGO ?= cargo
 PYTHON ?= python3
 UNDRAFT = $(CARGO) run --release --locked --
 
 .NOTPARALLEL:
-.PHONY: check fmt clippy docs layers licences repo fatbin apple kernels doctest generate selftest c test bench deny
+.PHONY: check fmt clippy docs layers licences repo fatbin apple kernels python doctest generate selftest c test bench deny
 
 check: fmt layers licences repo fatbin clippy docs doctest generate selftest c test
 
@@ -43,6 +43,10 @@ apple:
 # The CUDA kernels with nvcc, for three targets; fetches the compiler from PyPI the first time.
 kernels:
 	tools/cuda/check_kernels.sh
+
+# The Python package: wheel, tests without and with torch, types; fetches torch from PyPI the first time, 5 GB.
+python:
+	tools/check_python.sh
 
 doctest:
 	$(CARGO) test --doc --workspace --all-features --locked

@@ -3,8 +3,8 @@
 
     python3 tools/check_layers.py
 
-Arrows point downwards: undraft-cli, undraft-model, undraft, back ends, undraft-core; undraft-c (bindings/c) stands on undraft. Back ends never import each other;
-undraft-emulator stands beside undraft-testing, on top of the back ends that it runs.
+Arrows point downwards: undraft-cli, undraft-model, undraft, back ends, undraft-core; undraft-c (bindings/c) stands on undraft, undraft-python
+(bindings/python) on both. Back ends never import each other; undraft-emulator stands beside undraft-testing, on top of the back ends that it runs.
 A crate that is not in FLOORS is an error as well: say on which floor it stands.
 """
 
@@ -24,10 +24,11 @@ FLOORS = {
     "undraft-emulator": ({"undraft-cuda", "undraft-metal"}, {"undraft-core", "undraft-cpu"} | TESTING),
     "undraft": ({"undraft-core", "undraft-cpu", "undraft-cuda", "undraft-metal"}, {"undraft-emulator"} | TESTING),
     "undraft-c": ({"undraft"}, set()),
+    "undraft-python": ({"undraft", "undraft-c"}, {"undraft-emulator"}),
     "undraft-model": ({"undraft"}, {"undraft-emulator"} | TESTING),
     "undraft-cli": ({"undraft", "undraft-model"} | TESTING, set()),
 }
-UNPUBLISHED = TESTING | {"undraft-emulator"}
+UNPUBLISHED = TESTING | {"undraft-emulator", "undraft-python"}
 
 
 def problems(packages):
