@@ -29,6 +29,8 @@ def main() -> int:
     options = arguments()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    # That attention prepares itself anew for every length of the text when several queries come at once.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     dtype = getattr(torch, options.dtype)
     load = transformers.AutoModelForCausalLM.from_pretrained
     model = load(options.model, dtype=dtype).eval().to(options.device)

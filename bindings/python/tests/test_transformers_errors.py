@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch  # noqa: E402
-from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM  # noqa: E402
 
 import undraft.transformers  # noqa: E402
 from transformers_support import BUNDLED, RANDOM_MODELS, greedy, load, prompt_ids  # noqa: E402
@@ -88,6 +88,8 @@ def test_static_caches_and_packed_sequences(model: Any) -> None:
     with undraft.transformers.patch(model):
         with pytest.raises(ValueError, match="got a StaticCache with a LinearAttentionLayer, expected a DynamicCache"):
             greedy(model, ids, 2, cache_implementation="static")
+        with pytest.raises(ValueError, match="got a DynamicCache of 0 layers, expected one made with the model's config"):
+            model(ids, **{_mtp.CACHE_ARGUMENT: DynamicCache()})
         with pytest.raises(ValueError, match="packed sequences"):
             model(ids, cu_seq_lens_q=torch.tensor([0, 2, 5], device=ids.device))
 
@@ -109,6 +111,13 @@ def test_drafts_longer_than_the_window(model: Any) -> None:
     message = "`prompt_lookup_num_tokens` is 8, expected fewer than `max_window` = 8"
     with undraft.transformers.patch(model, max_window=8), pytest.raises(ValueError, match=message):
         greedy(model, prompt_ids("short"), 32, prompt_lookup_num_tokens=8)
+
+
+def test_more_drafts_of_the_head_than_the_window(model: Any) -> None:
+    with undraft.transformers.patch(model, max_window=8) as patched:
+        patched.mtp_tokens = 8
+        with pytest.raises(ValueError, match="`mtp_tokens` is 8, expected 1 to `max_window` - 1 = 7"):
+            greedy(model, prompt_ids("short"), 4, use_mtp=True)
 
 
 def test_drafts_for_a_batch(model: Any) -> None:

@@ -106,6 +106,10 @@ class GdnMixer:
         if cache is None:
             return self._new_layer(hidden_states, record_past=False)
         index: int = self.module.layer_idx
+        if index >= len(cache.layers):
+            raise ValueError(
+                f"`{self.name}` got a {type(cache).__name__} of {len(cache.layers)} layers, expected one made with the model's config"
+            )
         layer = cache.layers[index]
         if isinstance(layer, GdnCacheLayer):
             return layer

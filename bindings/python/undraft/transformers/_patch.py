@@ -133,6 +133,7 @@ class Patched:
                 images = kwargs["model_kwargs"].get(name)
                 if images is not None and len(images) > 0:
                     raise ValueError(f"`use_mtp` came with `{name}`; drafts of the MTP head are for text alone")
+            check_mtp_tokens(self.mtp_tokens, self.max_window)
             return MtpCandidates(self.model, self.load_mtp(), self.mtp_tokens, generation_config)
         lookup = generation_config.prompt_lookup_num_tokens
         if lookup is not None and lookup >= self.max_window:
@@ -198,8 +199,7 @@ def patch(
         raise ValueError(f"`max_window` is {max_window}, expected 2 or more")
     if prefill not in ("chunk", "recurrent"):
         raise ValueError(f"`prefill` is {prefill!r}, expected 'chunk' or 'recurrent'")
-    if not 0 < mtp_tokens < max_window:
-        raise ValueError(f"`mtp_tokens` is {mtp_tokens}, expected 1 to `max_window` - 1 = {max_window - 1}")
+    check_mtp_tokens(mtp_tokens, max_window)
     return Patched(model, max_window=max_window, prefill=prefill, mtp=mtp, mtp_tokens=mtp_tokens, shard_heads=shard_heads)
 
 
@@ -219,6 +219,12 @@ def is_patched(model: nn.Module) -> bool:
     """Whether `patch` was called on this object, or on one that it is part of."""
     layers = (module for _, module in gdn_layers(model))
     return any(_ATTRIBUTE in module.__dict__ for module in (model, *layers))
+
+
+def check_mtp_tokens(mtp_tokens: int, max_window: int) -> None:
+    """Refuses drafts that could not be taken back."""
+    if not 0 < mtp_tokens < max_window:
+        raise ValueError(f"`mtp_tokens` is {mtp_tokens}, expected 1 to `max_window` - 1 = {max_window - 1}")
 
 
 def gdn_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
