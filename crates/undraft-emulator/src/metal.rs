@@ -154,7 +154,7 @@ impl Driver for EmulatedMetal {
             return refuse("the pipeline is not of this driver".into());
         };
         let threads: u64 = dispatch.threads.iter().map(|&n| u64::from(n)).product();
-        if threads == 0 || threads > self.attributes.max_threads as u64 || threads % 32 != 0 {
+        if threads == 0 || threads > self.attributes.max_threads as u64 || !threads.is_multiple_of(32) {
             return refuse(format!("{threads} threads a threadgroup, expected a multiple of 32 up to 1024"));
         }
         if dispatch.threadgroups.contains(&0) {
