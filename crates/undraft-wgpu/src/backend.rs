@@ -13,7 +13,7 @@ use crate::ops;
 pub(crate) const NAME: &str = "wgpu";
 
 /// Operations that there are kernels for.
-const OPS: &[Op] = &[Op::FusedGdnGating];
+const OPS: &[Op] = &[Op::FusedGdnGating, Op::FusedRecurrentGatedDeltaRule, Op::CommitStates];
 
 /// The wgpu back end: one device.
 #[derive(Debug)]
@@ -78,14 +78,14 @@ impl Backend for WgpuBackend {
     fn causal_conv1d_fn(&self, _: Checked<CausalConv1dFnArgs<'_>>) -> Result<(), Error> {
         self.refused(Op::CausalConv1dFn)
     }
-    fn fused_recurrent_gated_delta_rule(&self, _: Checked<FusedRecurrentArgs<'_>>) -> Result<(), Error> {
-        self.refused(Op::FusedRecurrentGatedDeltaRule)
+    fn fused_recurrent_gated_delta_rule(&self, args: Checked<FusedRecurrentArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::fused_recurrent_gated_delta_rule::run(self, args.into_inner())?)
     }
     fn chunk_gated_delta_rule(&self, _: Checked<ChunkGatedDeltaRuleArgs<'_>>) -> Result<(), Error> {
         self.refused(Op::ChunkGatedDeltaRule)
     }
-    fn commit_states(&self, _: Checked<CommitStatesArgs<'_>>) -> Result<(), Error> {
-        self.refused(Op::CommitStates)
+    fn commit_states(&self, args: Checked<CommitStatesArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::commit_states::run(self, args.into_inner())?)
     }
     fn rms_norm_gated(&self, _: Checked<RmsNormGatedArgs<'_>>) -> Result<(), Error> {
         self.refused(Op::RmsNormGated)
