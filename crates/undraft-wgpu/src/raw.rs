@@ -18,9 +18,11 @@
 
 use undraft_core::{Capture, DType};
 
+pub use crate::ops::causal_conv1d_update::{ConvBuffers, ConvParams};
 pub use crate::ops::commit_states::{CommitBuffers, CommitParams};
 pub use crate::ops::fused_gdn_gating::{GatingBuffers, GatingParams};
 pub use crate::ops::fused_recurrent_gated_delta_rule::{RecurrentBuffers, RecurrentParams};
+pub use crate::ops::rms_norm_gated::{NormBuffers, NormParams};
 
 /// The place of a list that is not given.
 pub const NONE: u32 = u32::MAX;
