@@ -66,18 +66,25 @@ pub enum DeviceArg {
     Cuda(usize),
     /// The GPU of an Apple system.
     Metal,
+    /// An adapter of wgpu by its number.
+    Wgpu(usize),
 }
 
 impl FromStr for DeviceArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || format!("`{text}` is no device, expected cpu, cuda, cuda:N or metal");
+        let expected = || format!("`{text}` is no device, expected cpu, cuda, cuda:N, metal, wgpu or wgpu:N");
+        let numbered = |prefix: &str| text.strip_prefix(prefix).and_then(|n| n.parse().ok());
         match text {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda(0)),
             "metal" => Ok(Self::Metal),
-            _ => text.strip_prefix("cuda:").and_then(|n| n.parse().ok()).map(Self::Cuda).ok_or_else(expected),
+            "wgpu" => Ok(Self::Wgpu(0)),
+            _ => {
+                let cuda = numbered("cuda:").map(Self::Cuda);
+                cuda.or_else(|| numbered("wgpu:").map(Self::Wgpu)).ok_or_else(expected)
+            }
         }
     }
 }
@@ -104,10 +111,11 @@ pub fn cpu(isa: Option<IsaArg>, threads: Option<usize>) -> Result<CpuBackend> {
 pub fn device(device: DeviceArg, isa: Option<IsaArg>, threads: Option<usize>) -> Result<Device> {
     match device {
         DeviceArg::Cpu => cpu(isa, threads).map(Device::cpu_with),
-        DeviceArg::Cuda(_) | DeviceArg::Metal if isa.is_some() => bail!("`--isa` needs `--device cpu`"),
-        DeviceArg::Cuda(_) | DeviceArg::Metal if threads.is_some() => bail!("`--threads` needs `--device cpu`"),
+        _ if isa.is_some() => bail!("`--isa` needs `--device cpu`"),
+        _ if threads.is_some() => bail!("`--threads` needs `--device cpu`"),
         DeviceArg::Cuda(ordinal) => Ok(Device::cuda(ordinal)?),
         DeviceArg::Metal => Ok(Device::metal()?),
+        DeviceArg::Wgpu(ordinal) => Ok(Device::wgpu(ordinal)?),
     }
 }
 
@@ -125,6 +133,28 @@ pub fn cuda_devices() -> impl Iterator<Item = undraft::Result<Device>> {
                 matches!(&item, Err(undraft::Error::Cuda(CudaError::NoDriver { .. } | CudaError::NoDevice { .. })));
             Some(item)
         })
+}
+
+/// The adapters of wgpu of this machine, in order.
+pub fn wgpu_devices() -> impl Iterator<Item = undraft::Result<Device>> {
+    (0..undraft::wgpu::adapters().len()).map(Device::wgpu)
+}
+
+/// Driver of an adapter and what was measured of it, in words.
+pub fn wgpu_facts(device: &undraft::wgpu::Device) -> String {
+    let (adapter, facts) = (device.adapter(), device.facts());
+    let subgroups = match facts.subgroup_size {
+        0 => "no subgroups".into(),
+        size if facts.has_subgroups => format!("subgroups of {size}"),
+        size => format!("subgroups of {size}, not used"),
+    };
+    format!(
+        "{}, {}, {subgroups}, fma {}, subnormal numbers {}",
+        adapter.api,
+        adapter.driver,
+        if facts.fma_is_fused { "fused" } else { "not fused: the state's is put together" },
+        if facts.keeps_subnormals { "kept" } else { "taken for 0" }
+    )
 }
 
 /// Bytes with a unit, three digits.

@@ -6,6 +6,7 @@ use undraft_core::Backend;
 use undraft_cpu::CpuBackend;
 use undraft_cuda::CudaBackend;
 use undraft_metal::MetalBackend;
+use undraft_wgpu::WgpuBackend;
 
 use crate::error::Result;
 
@@ -28,6 +29,7 @@ enum Kind {
     Cpu(Arc<CpuBackend>),
     Cuda(Arc<CudaBackend>),
     Metal(Arc<MetalBackend>),
+    Wgpu(Arc<WgpuBackend>),
 }
 
 impl Device {
@@ -62,12 +64,25 @@ impl Device {
         Self(Kind::Metal(Arc::new(backend)))
     }
 
-    /// `cpu`, `cuda` or `metal`.
+    /// An adapter of wgpu (Vulkan, DirectX 12 or Metal) by its number in [`undraft_wgpu::adapters`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Wgpu`] without a driver or such an adapter, or if it makes no device.
+    pub fn wgpu(ordinal: usize) -> Result<Self> {
+        Ok(Self::wgpu_with(WgpuBackend::new(ordinal)?))
+    }
+    /// A wgpu back end that is open already.
+    pub fn wgpu_with(backend: WgpuBackend) -> Self {
+        Self(Kind::Wgpu(Arc::new(backend)))
+    }
+
+    /// `cpu`, `cuda`, `metal` or `wgpu`.
     pub fn name(&self) -> &'static str {
         match self.0 {
             Kind::Cpu(_) => "cpu",
             Kind::Cuda(_) => "cuda",
             Kind::Metal(_) => "metal",
+            Kind::Wgpu(_) => "wgpu",
         }
     }
     /// The operations over host memory.
@@ -76,27 +91,35 @@ impl Device {
             Kind::Cpu(cpu) => &**cpu,
             Kind::Cuda(cuda) => &**cuda,
             Kind::Metal(metal) => &**metal,
+            Kind::Wgpu(wgpu) => &**wgpu,
         }
     }
     /// The CPU back end, if that is the device.
     pub fn cpu_backend(&self) -> Option<&CpuBackend> {
         match &self.0 {
             Kind::Cpu(cpu) => Some(cpu),
-            Kind::Cuda(_) | Kind::Metal(_) => None,
+            _ => None,
         }
     }
     /// The CUDA back end, if that is the device.
     pub fn cuda_backend(&self) -> Option<&Arc<CudaBackend>> {
         match &self.0 {
-            Kind::Cpu(_) | Kind::Metal(_) => None,
             Kind::Cuda(cuda) => Some(cuda),
+            _ => None,
         }
     }
     /// The Metal back end, if that is the device.
     pub fn metal_backend(&self) -> Option<&Arc<MetalBackend>> {
         match &self.0 {
-            Kind::Cpu(_) | Kind::Cuda(_) => None,
             Kind::Metal(metal) => Some(metal),
+            _ => None,
+        }
+    }
+    /// The wgpu back end, if that is the device.
+    pub fn wgpu_backend(&self) -> Option<&Arc<WgpuBackend>> {
+        match &self.0 {
+            Kind::Wgpu(wgpu) => Some(wgpu),
+            _ => None,
         }
     }
 }

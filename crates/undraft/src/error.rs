@@ -20,6 +20,9 @@ pub enum Error {
     /// The Metal device cannot be had, or has failed.
     #[error(transparent)]
     Metal(#[from] undraft_metal::MetalError),
+    /// The wgpu adapter cannot be had, or has failed.
+    #[error(transparent)]
+    Wgpu(#[from] undraft_wgpu::WgpuError),
     /// Every slot is in use.
     #[error("all {num_slots} slots are in use; free one, or make a larger pool")]
     NoFreeSlot {

@@ -44,4 +44,7 @@ pub use undraft_core::{
 pub use undraft_cpu as cpu;
 /// The CUDA back end: drivers, device memory, launches on pointers.
 pub use undraft_cuda as cuda;
+/// The Metal back end: kernels in MSL, drivers, launches into a caller's encoder.
 pub use undraft_metal as metal;
+/// The wgpu back end: adapters, device memory, kernels in WGSL, batches of dispatches.
+pub use undraft_wgpu as wgpu;
