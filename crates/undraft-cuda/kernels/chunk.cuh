@@ -55,7 +55,7 @@ __device__ __forceinline__ float decay_factor(const Params& p, i64 token, int hv
     double g = p.decay_form == DECAY_LOG       ? (double)x
                : p.decay_form == DECAY_NEG_LOG ? -(double)x
                                                : gate_log_decay(x, p.a_log[hv], p.dt_bias[at]);
-    return (float)exp(g);
+    return (float)exp64(g);
 }
 
 __device__ __forceinline__ float beta_of(const Params& p, i64 token, int hv) {

@@ -26,16 +26,26 @@
 #include "chunk_scan.cuh"
 #include "chunk_scan_mma.cuh"
 
+// A launch is set up while the one before it ends, and begins when that has ended.
+__device__ __forceinline__ void begin_launch() {
+    wait_for_previous();
+    let_next_begin();
+}
+
 extern "C" __global__ void __launch_bounds__(chunk::PLAN_THREADS) chunk_plan(const __grid_constant__ chunk::Params p) {
+    begin_launch();
     chunk::plan(p);
 }
 extern "C" __global__ void __launch_bounds__(chunk::PREPARE_THREADS) chunk_keys(const __grid_constant__ chunk::Params p) {
+    begin_launch();
     chunk::normalise_keys(p);
 }
 extern "C" __global__ void __launch_bounds__(chunk::PREPARE_THREADS) chunk_weights(const __grid_constant__ chunk::Params p) {
+    begin_launch();
     chunk::weights(p);
 }
 extern "C" __global__ void __launch_bounds__(chunk::SCAN_THREADS) chunk_scan(const __grid_constant__ chunk::Params p) {
+    begin_launch();
     chunk::Scan(p).run();
 }
 
@@ -43,10 +53,12 @@ extern "C" __global__ void __launch_bounds__(chunk::SCAN_THREADS) chunk_scan(con
 #define CHUNK_MMA(KP)                                                                                                  \
     extern "C" __global__ void __launch_bounds__(chunk::TILES_THREADS, 5)                                              \
         chunk_tiles_k##KP(const __grid_constant__ chunk::Params p) {                                                   \
+        begin_launch();                                                                                                \
         chunk::Tiles<KP>(p).run();                                                                                     \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(chunk::MMA_THREADS, 1)                                                \
         chunk_scan_mma_k##KP(const __grid_constant__ chunk::Params p) {                                                \
+        begin_launch();                                                                                                \
         chunk::MmaScan<KP>(p).run();                                                                                   \
     }
 CHUNK_MMA(64)

@@ -39,6 +39,9 @@ struct MmaScan {
         int spoiled[2][MMA_ROWS];  // tokens of a chunk from the first one on that is not finite in this row
     };
 
+    // v of the lane's rows and tokens, as it lies in memory.
+    typedef u32 Raw[4][2];
+
     const Params& p;
     Shared& shared;
     int seq, hv, h, group, lane;
@@ -48,6 +51,7 @@ struct MmaScan {
     bool v_in_pairs, out_in_pairs;
     int begin, end, first_chunk, num_chunks;
     float s[TILES][4];
+    Raw raw;  // v of the chunk to come
 
     __device__ __forceinline__ MmaScan(const Params& params) : p(params), shared(*(Shared*)shared_memory()) {
         int tid = thread_index(), slices = ceil_div(p.head_v_dim, MMA_ROWS), unit = blockIdx.x / slices;
@@ -138,9 +142,7 @@ struct MmaScan {
     }
     // The lane's four tokens: column i of its two tiles.
     __device__ __forceinline__ int token(int i) const { return 16 * step + i / 2 * 8 + 2 * (lane % 4) + i % 2; }
-    // v of the lane's rows and tokens, as it lies in memory.
-    typedef u32 Raw[4][2];
-    __device__ __forceinline__ void load_values(Raw& raw, int2 tokens) const {
+    __device__ __forceinline__ void load_values(int2 tokens) {
         i64 first = (begin + tokens.x + (i64)token(0)) * p.v_stride + (i64)hv * p.head_v_dim + row;
         const i64 at[4] = {first, first + p.v_stride, first + 8 * p.v_stride, first + 9 * p.v_stride};
 #pragma unroll
@@ -156,7 +158,7 @@ struct MmaScan {
         }
     }
     // The same as D of the lane's two tiles.
-    __device__ __forceinline__ void values_of(const Raw& raw, float (&x)[2][4]) const {
+    __device__ __forceinline__ void values_of(float (&x)[2][4]) const {
         bool bf16_pairs = v_in_pairs && p.v_dtype == BF16;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -243,8 +245,6 @@ struct MmaScan {
         int* spoiled = shared.spoiled[i & 1] + group * 16;
         // What multiplies the lane's four tokens.
         int column = 16 * step + 2 * (lane % 4);
-        Raw raw;
-        load_values(raw, tokens);
 
         // S0 k_t and S0 q_t.
         float most[2][4] = {}, rest[2][4] = {}, o[2][4] = {}, o_rest[2][4] = {};
@@ -266,7 +266,8 @@ struct MmaScan {
         }
         // v_t - D(t) S0 k_t.
         float x[2][4];
-        values_of(raw, x);
+        values_of(x);
+        if (i + 1 < num_chunks) load_values(tokens_of(p, end - begin, i + 1));
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
             float2 decay = *(const float2*)(in.factors[FROM_START] + column + 8 * n);
@@ -375,6 +376,7 @@ struct MmaScan {
         load(p.state, slot * p.state_stride + head);
         leave_state();
         if (thread_index() < MMA_ROWS) shared.spoiled[0][thread_index()] = 0;
+        load_values(tokens_of(p, end - begin, 0));
         for (int i = 0; i < num_chunks; ++i) {
             copies_done();
             __syncthreads();

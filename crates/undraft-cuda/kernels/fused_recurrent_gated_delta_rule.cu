@@ -22,20 +22,21 @@
 // they add in rising j; then lanes l and l ^ 4 are added, l and l ^ 2, l and l ^ 1. That order depends on K alone.
 #include "recurrent_kernels.cuh"
 
-// Short chains with one decay a head, whole vectors: one row a lane group for few rows, more for many.
-SHORT(64, 1, false, false, 4, chain)
-SHORT(64, 4, false, false, 4, chain)
-SHORT(128, 1, false, false, 4, chain)
-SHORT(128, 4, false, false, 4, chain)
-SHORT(256, 1, false, false, 4, chain)
-SHORT(256, 2, false, false, 4, chain)
+// Short chains with one decay a head, whole vectors. One row a lane group for few rows, where blocks of the next launch find room
+// beside those of this one; more for many.
+SHORT(64, 1, false, false, 4, 5, chain)
+SHORT(64, 4, false, false, 4, 4, chain)
+SHORT(128, 1, false, false, 4, 5, chain)
+SHORT(128, 4, false, false, 4, 4, chain)
+SHORT(256, 1, false, false, 4, 4, chain)
+SHORT(256, 2, false, false, 4, 4, chain)
 
 // The same with a state captured after each token.
-SHORT(128, 1, false, true, 4, each)
-SHORT(128, 4, false, true, 4, each)
+SHORT(128, 1, false, true, 4, 5, each)
+SHORT(128, 4, false, true, 4, 4, each)
 
 // Trees of at most 16 tokens.
-SHORT(128, 4, true, false, 3, tree)
+SHORT(128, 4, true, false, 8, 2, tree)
 
 // Everything else: long windows, trees, a decay per channel, other head sizes (padded with zeros).
 ANY(128, 2, true, any)

@@ -64,6 +64,8 @@ __device__ __forceinline__ void copy_async(float* to, const float* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
 }
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Begins to bring a line to the L2 cache; reads nothing.
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 #else
 #include "without_ptx.cuh"
 #endif
@@ -73,6 +75,9 @@ __device__ __forceinline__ float load_as_f32(const void* p, int dtype, i64 i) {
     if (dtype == F32) return ((const float*)p)[i];
     u16 x = ((const u16*)p)[i];
     return dtype == BF16 ? from_bf16(x) : from_f16(x);
+}
+__device__ __forceinline__ const void* element(const void* p, int dtype, i64 i) {
+    return (const char*)p + i * (dtype == F32 ? 4 : 2);
 }
 // The two halves of `load_as_f32`: loads of many elements go out before the first is waited for.
 __device__ __forceinline__ u32 load_raw(const void* p, int dtype, i64 i) {
@@ -157,11 +162,38 @@ __device__ __forceinline__ float warp_sum(float x) {
     return x;
 }
 
+// e^x and log(1 + y) for 0 <= y <= 1 in f64, to some units in the last place. Their terms are added in pairs, pairs of pairs and
+// so on, since a block of few tokens waits for each gate.
+__device__ __forceinline__ double exp64(double x) {
+    // x = n log 2 + r; n lies in the low bits of a sum that has no bits behind the point.
+    const double shift = 6755399441055744.0;
+    double sum = __fma_rn(x, 1.4426950408889634, shift), n = sum - shift;
+    double r = __fma_rn(n, -1.9082149292705877e-10, __fma_rn(n, -6.93147180369123816490e-01, x));
+    double r2 = r * r, r4 = r2 * r2, r8 = r4 * r4;
+    double p0 = __fma_rn(r2, __fma_rn(r, 1.0 / 6.0, 0.5), 1.0 + r);
+    double p4 = __fma_rn(r2, __fma_rn(r, 1.0 / 5040.0, 1.0 / 720.0), __fma_rn(r, 1.0 / 120.0, 1.0 / 24.0));
+    double p8 = __fma_rn(r2, __fma_rn(r, 1.0 / 39916800.0, 1.0 / 3628800.0), __fma_rn(r, 1.0 / 362880.0, 1.0 / 40320.0));
+    double p12 = __fma_rn(r, 1.0 / 6227020800.0, 1.0 / 479001600.0);
+    double power = __fma_rn(r8, __fma_rn(r4, p12, p8), __fma_rn(r4, p4, p0));
+    double y = power * __longlong_as_double((i64)((u64)(__double_as_longlong(sum) + 1023) << 52));
+    // Beyond these n has more bits than an exponent.
+    return x < -708.0 ? 0.0 : x > 709.0 ? __longlong_as_double(0x7ff0000000000000ll) : y;
+}
+__device__ __forceinline__ double log_of_one_and(double y) {
+    // 2 artanh(s).
+    double s = y / (2.0 + y), z = s * s, z2 = z * z, z4 = z2 * z2, z8 = z4 * z4;
+    double p0 = __fma_rn(z2, __fma_rn(z, 1.0 / 7.0, 1.0 / 5.0), __fma_rn(z, 1.0 / 3.0, 1.0));
+    double p4 = __fma_rn(z2, __fma_rn(z, 1.0 / 15.0, 1.0 / 13.0), __fma_rn(z, 1.0 / 11.0, 1.0 / 9.0));
+    double p8 = __fma_rn(z2, __fma_rn(z, 1.0 / 23.0, 1.0 / 21.0), __fma_rn(z, 1.0 / 19.0, 1.0 / 17.0));
+    double p12 = __fma_rn(z2, __fma_rn(z, 1.0 / 31.0, 1.0 / 29.0), __fma_rn(z, 1.0 / 27.0, 1.0 / 25.0));
+    return (s + s) * __fma_rn(z8, __fma_rn(z4, p12, p8), __fma_rn(z4, p4, p0));
+}
+
 // softplus, the gate's log decay and sigmoid in f64, as the CPU has them.
 __device__ __forceinline__ double gate_log_decay(float a, float a_log, float dt_bias) {
     double x = (double)a + (double)dt_bias;
-    double softplus = fmax(x, 0.0) + log1p(exp(-fabs(x)));
-    return -exp((double)a_log) * softplus;
+    double softplus = fmax(x, 0.0) + log_of_one_and(exp64(-fabs(x)));
+    return -exp64((double)a_log) * softplus;
 }
-__device__ __forceinline__ double sigmoid64(float x) { return 1.0 / (1.0 + exp(-(double)x)); }
+__device__ __forceinline__ double sigmoid64(float x) { return 1.0 / (1.0 + exp64(-(double)x)); }
 __device__ __forceinline__ float sigmoid32(float x) { return __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-x))); }

@@ -3,7 +3,6 @@
 #pragma once
 #include "prelude.cuh"
 
-#define THREADS 128
 // Log entries in shared memory at a time, and the most rows that a unit of work has.
 #define PENDING_CHUNK 8
 #define MAX_ROWS 128
@@ -24,17 +23,20 @@ struct RecurrentParams {
     int q_dtype, k_dtype, v_dtype, decay_dtype, beta_dtype, out_dtype;
     int decay_form, per_channel, beta_is_logit, tiled, l2_norm, round_io, capture, early;
     int rows_per_block, blocks_per_head, num_units, v_heads_per_k_head;
+    int in_vectors;                       // q, k and logs may be moved in vectors of 4
     int step_split, step_head, step_seq;  // gridDim.x units, as shares of a head, heads and sequences
     float eps, scale;
 };
 
 // S: element type of the state. KP: K padded. NR: rows of a lane group. TM: tokens in shared memory at a time. CHANNELS: a
 // decay per channel may come. TREES: draft trees may come. WHOLE: K == KP and the state is aligned, so that lanes move
-// whole vectors.
-template <typename S, int KP, int NR, int TM, bool CHANNELS, bool TREES, bool EACH, bool WHOLE>
+// whole vectors. WARPS: of a block.
+template <typename S, int KP, int NR, int TM, bool CHANNELS, bool TREES, bool EACH, bool WHOLE, int WARPS = 4>
 struct Recurrent {
+    static constexpr int THREADS = 32 * WARPS;
     static constexpr int NV = KP / 32;             // vectors of 4 that a lane holds of a row
     static constexpr int ROWS = THREADS / 8 * NR;  // rows of a tile
+    static constexpr int KEY_VECTORS = (KP + 127) / 128;  // vectors of 4 that a lane holds of a head of q or k
     // Whether k of a token stays in registers between its two uses; beside many rows it would not fit.
     static constexpr bool KEEP_K = NR * NV <= 8;
     typedef StateOf<S> St;
@@ -56,7 +58,7 @@ struct Recurrent {
         lane = tid & 31, l8 = tid & 7, group = tid >> 3;
     }
 
-    // What a unit's work begins with. Loaded long before it is looked at.
+    // What a unit's work begins with.
     struct __align__(16) Unit {
         int slot, begin, end, pending;
     };
@@ -91,11 +93,48 @@ struct Recurrent {
         if (u.slot < 0 || (u.begin == u.end && u.pending == 0)) return nullptr;
         return (S*)p.state + u.slot * p.state_stride + ((i64)at.hv * p.head_v_dim + first) * p.head_k_dim;
     }
+    // Tokens and pending entries of a unit, of short windows, begin to come to the L2 cache. Nothing is read: what they lie in
+    // may still be written. A thread takes a line of one of them.
+    __device__ __forceinline__ void prefetch_unit(const Place& at, const Unit& u) const {
+        if (u.slot < 0) return;
+        int of = tid / 8 % 8, line = tid % 8, key_head = k_head(at.hv), row = at.split * p.rows_per_block;
+        if (tid / 64 == 0 && of < u.end - u.begin) {
+            i64 t = u.begin + of;
+            if (line < 2)
+                prefetch_head(p.q, p.q_dtype, t * p.q_stride + key_head * p.head_k_dim, line);
+            else if (line < 4)
+                prefetch_head(p.k, p.k_dtype, t * p.k_stride + key_head * p.head_k_dim, line - 2);
+            else if (line == 4)
+                prefetch(element(p.v, p.v_dtype, t * p.v_stride + at.hv * p.head_v_dim + row));
+            else if (line == 5)
+                prefetch(element(p.decay, p.decay_dtype, t * p.decay_stride + at.hv));
+            else if (line == 6)
+                prefetch(element(p.beta, p.beta_dtype, t * p.beta_stride + at.hv));
+            else if (p.decay_form == DECAY_GATE)
+                prefetch(p.a_log + at.hv), prefetch(p.dt_bias + at.hv);
+        }
+        if (tid / 64 == 1 && of < u.pending && !p.pending_path && !p.pending_slots) {
+            i64 entry = (i64)u.slot * p.pending_max + of;
+            if (line < 4)
+                prefetch_head(p.pending_k, F32, (entry * p.num_k_heads + key_head) * p.head_k_dim, line);
+            else if (line == 4)
+                prefetch(p.pending_delta + (entry * p.num_v_heads + at.hv) * p.head_v_dim + row);
+            else if (line == 5)
+                prefetch(p.pending_decay + entry * p.num_v_heads + at.hv);
+        }
+    }
+    __device__ __forceinline__ void prefetch_head(const void* of, int dtype, i64 first, int line) const {
+        i64 at = first + line * (dtype == F32 ? 32 : 64);
+        if (at < first + p.head_k_dim) prefetch(element(of, dtype, at));
+    }
+    __device__ __forceinline__ int k_head(int v_head) const {
+        return p.tiled ? v_head % p.num_k_heads : v_head / p.v_heads_per_k_head;
+    }
     // Makes it the unit that is worked on; false where there is no work.
     __device__ __forceinline__ bool begin(const Place& at, const Unit& u) {
         int rows;
         seq = at.seq, hv = at.hv;
-        h = p.tiled ? hv % p.num_k_heads : hv / p.v_heads_per_k_head;
+        h = k_head(hv);
         start = u.begin, tokens = u.end - u.begin, pending = u.pending;
         row_begin = at.split * p.rows_per_block;
         state = rows_of(at, u, rows);
@@ -118,15 +157,20 @@ struct Recurrent {
 
     static constexpr int STAGE = 0;  // [NR][NV][THREADS] vectors, each a thread's own
     static constexpr int Q = STAGE + NR * NV * THREADS * (int)sizeof(Four), K = Q + TM * KP * 4;  // [TM][KP] each
-    static constexpr int PENDING_K = K + TM * KP * 4;                      // [PENDING_CHUNK][KP]
-    static constexpr int V = PENDING_K + PENDING_CHUNK * KP * 4;           // [TM][MAX_ROWS]: v, then delta
-    static constexpr int PENDING_DELTA = V + TM * MAX_ROWS * 4;            // [PENDING_CHUNK][MAX_ROWS]
-    // [TM][MAX_ROWS], outputs: in the place of the pending deltas, which are used up before, if there is room.
-    static constexpr int OUT = TM <= PENDING_CHUNK ? PENDING_DELTA : PENDING_DELTA + PENDING_CHUNK * MAX_ROWS * 4;
-    static constexpr int BETA = OUT + (TM <= PENDING_CHUNK ? PENDING_CHUNK : TM) * MAX_ROWS * 4;  // [TM]
-    static constexpr int PARENT = BETA + TM * 4, ORDER = PARENT + TM * 4;  // [TM] each
-    static constexpr int NEXT = ORDER + TM * 4;                            // the unit after this one
-    static constexpr int BASES = NEXT + 32, DECAY = BASES + 16;  // [TM][1 or KP], then [PENDING_CHUNK][1 or KP]
+    static constexpr int PENDING_K = K + TM * KP * 4;                         // [PENDING_CHUNK][KP]
+    static constexpr int PENDING_DELTA = PENDING_K + PENDING_CHUNK * KP * 4;  // [PENDING_CHUNK][MAX_ROWS]
+    static constexpr int PENDING_END = PENDING_DELTA + PENDING_CHUNK * MAX_ROWS * 4;
+    // [TM][MAX_ROWS], outputs: in the place of what is used up before, if there is room. Rows of pending deltas are used up by
+    // those who write the same rows; keys, once all rows are.
+    static constexpr bool OUT_OVER_KEYS = TM > PENDING_CHUNK && ROWS >= MAX_ROWS;
+    static constexpr int OUT = TM <= PENDING_CHUNK ? PENDING_DELTA : OUT_OVER_KEYS ? PENDING_K : PENDING_END;
+    static constexpr int OUT_END = OUT + TM * MAX_ROWS * 4;
+    static constexpr int V = OUT_END > PENDING_END ? OUT_END : PENDING_END;  // [TM][MAX_ROWS]: v, then delta
+    static constexpr int BETA = V + TM * MAX_ROWS * 4;                       // [TM]
+    static constexpr int KEY_QUERY = BETA + TM * 4;  // [TM]: k . q
+    static constexpr int PARENT = KEY_QUERY + TM * 4, ORDER = PARENT + TM * 4;  // [TM] each
+    static constexpr int BASES = ORDER + TM * 4;
+    static constexpr int DECAY = BASES + 16;  // [TM][1 or KP], then [PENDING_CHUNK][1 or KP]
 
     template <typename T = float>
     static __device__ __forceinline__ T* at(int offset) {
@@ -146,32 +190,69 @@ struct Recurrent {
 
     // ---- tokens -------------------------------------------------------------------------------------------------
 
-    // This lane's elements of a head of q or k, as they lie in memory.
-    __device__ __forceinline__ void load_key(const void* from, int dtype, i64 first, u32 (&x)[NV]) const {
+    // This lane's elements of a head of q or k, as they lie in memory: 4 (lane + 32 j) .. + 3.
+    typedef u32 RawKey[KEY_VECTORS][4];
+    __device__ __forceinline__ void load_key(const void* from, int dtype, i64 first, RawKey& raw) const {
 #pragma unroll
-        for (int j = 0; j < NV; ++j) {
-            int i = lane + 32 * j;
-            x[j] = WHOLE || i < p.head_k_dim ? load_raw(from, dtype, first + i) : 0;
+        for (int j = 0; j < KEY_VECTORS; ++j) {
+            int i = 4 * (lane + 32 * j);
+            raw[j][0] = raw[j][1] = raw[j][2] = raw[j][3] = 0;
+            if (!p.in_vectors) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (i + e < p.head_k_dim) raw[j][e] = load_raw(from, dtype, first + i + e);
+            } else if (i < p.head_k_dim) {
+                if (dtype == F32) {
+                    uint4 x = *(const uint4*)((const float*)from + first + i);
+                    raw[j][0] = x.x, raw[j][1] = x.y, raw[j][2] = x.z, raw[j][3] = x.w;
+                } else {
+                    uint2 x = *(const uint2*)((const u16*)from + first + i);
+                    raw[j][0] = x.x, raw[j][1] = x.y;
+                }
+            }
         }
     }
-    // One warp: the head into `to`, normalised and rounded as asked, padded with zeros.
-    __device__ __forceinline__ void prepare_key(const u32 (&raw)[NV], int dtype, float* to, float* log) const {
-        float x[NV], sum = 0.0f;
+    // One warp: a head, normalised and rounded as asked.
+    __device__ __forceinline__ void normalise_key(const RawKey& raw, int dtype, float (&x)[KEY_VECTORS][4]) const {
+        float sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < NV; ++j) x[j] = raw_to_f32(raw[j], dtype);
+        for (int j = 0; j < KEY_VECTORS; ++j) {
+            if (p.in_vectors && dtype == BF16) {
+                StateOf<Bf16>::unpack(make_uint2(raw[j][0], raw[j][1]), x[j]);
+            } else if (p.in_vectors && dtype == F16) {
+                StateOf<F16s>::unpack(make_uint2(raw[j][0], raw[j][1]), x[j]);
+            } else {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) x[j][e] = raw_to_f32(raw[j][e], dtype);
+            }
+        }
         if (p.l2_norm) {
 #pragma unroll
-            for (int j = 0; j < NV; ++j) sum = __fmaf_rn(x[j], x[j], sum);
+            for (int i = 0; i < 4 * KEY_VECTORS; ++i) sum = __fmaf_rn(x[i / 4][i % 4], x[i / 4][i % 4], sum);
             float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(warp_sum(sum), p.eps)));
 #pragma unroll
-            for (int j = 0; j < NV; ++j) x[j] = __fmul_rn(x[j], factor);
+            for (int i = 0; i < 4 * KEY_VECTORS; ++i) x[i / 4][i % 4] = __fmul_rn(x[i / 4][i % 4], factor);
         }
+        if (p.round_io) {
 #pragma unroll
-        for (int j = 0; j < NV; ++j) {
-            int i = lane + 32 * j;
-            if (p.round_io) x[j] = round_to(x[j], p.k_dtype);
-            to[i] = x[j];
-            if (log && (WHOLE || i < p.head_k_dim)) log[i] = x[j];
+            for (int i = 0; i < 4 * KEY_VECTORS; ++i) x[i / 4][i % 4] = round_to(x[i / 4][i % 4], p.k_dtype);
+        }
+    }
+    // One warp: a head into shared memory, padded with zeros, and into the log.
+    __device__ __forceinline__ void put_key(const float (&x)[KEY_VECTORS][4], float* to, float* log) const {
+#pragma unroll
+        for (int j = 0; j < KEY_VECTORS; ++j) {
+            int i = 4 * (lane + 32 * j);
+            if (i >= KP) continue;
+            *(float4*)(to + i) = StateOf<float>::pack(x[j]);
+            if (!log || i >= p.head_k_dim) continue;
+            if (p.in_vectors) {
+                *(float4*)(log + i) = StateOf<float>::pack(x[j]);
+            } else {
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (i + e < p.head_k_dim) log[i + e] = x[j][e];
+            }
         }
     }
 
@@ -183,37 +264,52 @@ struct Recurrent {
         double g = p.decay_form == DECAY_LOG       ? (double)x
                    : p.decay_form == DECAY_NEG_LOG ? -(double)x
                                                    : gate_log_decay(x, p.a_log[hv], p.dt_bias[(i64)hv * channels + channel]);
-        return (float)exp(g);
+        return (float)exp64(g);
     }
 
-    // Tokens first .. first + n into shared memory; with `log`, this unit's share of k and decay into the log.
-    __device__ __forceinline__ void prepare_window(int first, int n, bool log) {
+    // Tokens first .. first + n, and pending entries from `entry` on, into shared memory; with `log`, this unit's share of k and
+    // decay into the log.
+    __device__ __forceinline__ void prepare(int entry, int entries, int first, int n, bool log) {
         log = log && p.capture == CAPTURE_DELTA_LOG && row_begin == 0;
         bool log_key = log && (p.tiled ? hv < p.num_k_heads : hv % p.v_heads_per_k_head == 0);
-        int warp = tid >> 5, row = row_begin + tid;
-        // A warp takes q and k of one of four tokens, a thread v of one row and all four.
-        for (int t = 0; t < n; t += 4) {
-            u32 k[NV], q[NV], v[4];
-            bool mine = t + warp < n;
+        int warp = tid >> 5, row = tid % MAX_ROWS, part = tid / MAX_ROWS;
+        // A warp takes q and k of one token, a thread v of one row and some. Loads go out before the first is waited for.
+        for (int t = 0; t == 0 || t < n; t += WARPS) {
+            RawKey k, q;
+            u32 v[4];
             i64 token = start + (i64)first + t, key = (i64)h * p.head_k_dim;
+            bool mine = t + warp < n;
             if (mine) {
                 load_key(p.k, p.k_dtype, (token + warp) * p.k_stride + key, k);
                 load_key(p.q, p.q_dtype, (token + warp) * p.q_stride + key, q);
             }
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (t + i < n && row < row_end)
-                    v[i] = load_raw(p.v, p.v_dtype, (token + i) * p.v_stride + (i64)hv * p.head_v_dim + row);
-            if (t == 0) prepare_gates(first, n, log);
+            for (int i = 0; i < 4; ++i) {
+                int of = i * (THREADS / MAX_ROWS) + part;
+                if (t + of < n && inside(row))
+                    v[i] = load_raw(p.v, p.v_dtype, (token + of) * p.v_stride + (i64)hv * p.head_v_dim + row_begin + row);
+            }
+            if (t == 0) {
+                prepare_pending(entry, entries);
+                prepare_gates(first, n, log);
+            }
             if (mine) {
-                i64 entry = log_first + first + t + warp;
-                float* to = log_key ? p.log_k + (entry * p.num_k_heads + h) * p.head_k_dim : nullptr;
-                prepare_key(k, p.k_dtype, at(K) + (t + warp) * KP, to);
-                prepare_key(q, p.q_dtype, at(Q) + (t + warp) * KP, nullptr);
+                float kk[KEY_VECTORS][4], qq[KEY_VECTORS][4], product = 0.0f;
+                i64 at_log = log_first + first + t + warp;
+                normalise_key(k, p.k_dtype, kk);
+                put_key(kk, at(K) + (t + warp) * KP, log_key ? p.log_k + (at_log * p.num_k_heads + h) * p.head_k_dim : nullptr);
+                normalise_key(q, p.q_dtype, qq);
+                put_key(qq, at(Q) + (t + warp) * KP, nullptr);
+#pragma unroll
+                for (int i = 0; i < 4 * KEY_VECTORS; ++i) product = __fmaf_rn(kk[i / 4][i % 4], qq[i / 4][i % 4], product);
+                product = warp_sum(product);
+                if (lane == 0) at(KEY_QUERY)[t + warp] = product;
             }
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (t + i < n && row < row_end) at(V)[(t + i) * MAX_ROWS + tid] = raw_to_f32(v[i], p.v_dtype);
+            for (int i = 0; i < 4; ++i) {
+                int of = t + i * (THREADS / MAX_ROWS) + part;
+                if (of < n && inside(row)) at(V)[of * MAX_ROWS + row] = raw_to_f32(v[i], p.v_dtype);
+            }
         }
     }
     // Decay factors by the last warp (all of them where each channel has one), betas and parents by the one before.
@@ -243,24 +339,35 @@ struct Recurrent {
         }
     }
 
-    // Begins to copy pending entries first .. first + n.
+    // Begins to copy pending entries first .. first + n, a warp whole entries.
     __device__ __forceinline__ void prepare_pending(int first, int n) {
-        for (int i = 0; i < n; ++i) {
+        int rows = row_end - row_begin;
+        for (int i = tid >> 5; i < n; i += WARPS) {
             i64 entry = pending_entry(first + i), head = entry * p.num_v_heads + hv;
             const float* k = p.pending_k + (entry * p.num_k_heads + h) * p.head_k_dim;
-            for (int j = tid; j < KP; j += THREADS) {
-                float* to = at(PENDING_K) + i * KP + j;
-                if (WHOLE || j < p.head_k_dim)
-                    copy_async(to, k + j);
-                else
-                    *to = 0.0f;
-            }
-            int row = row_begin + tid;
-            if (row < row_end) copy_async(at(PENDING_DELTA) + i * MAX_ROWS + tid, p.pending_delta + head * p.head_v_dim + row);
-            if (!CHANNELS || !p.per_channel) {
-                if (tid == 0) copy_async(pending_decay_at(i), p.pending_decay + head);
+            const float* delta = p.pending_delta + head * p.head_v_dim + row_begin;
+            float *k_to = at(PENDING_K) + i * KP, *delta_to = at(PENDING_DELTA) + i * MAX_ROWS;
+            if (p.in_vectors) {
+                for (int j = 4 * lane; j < KP; j += 128) {
+                    if (WHOLE || j < p.head_k_dim)
+                        copy_async((float4*)(k_to + j), (const float4*)(k + j));
+                    else
+                        *(float4*)(k_to + j) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                }
+                if (4 * lane < rows) copy_async((float4*)delta_to + lane, (const float4*)delta + lane);
             } else {
-                for (int c = tid; c < KP; c += THREADS) {
+                for (int j = lane; j < KP; j += 32) {
+                    if (WHOLE || j < p.head_k_dim)
+                        copy_async(k_to + j, k + j);
+                    else
+                        k_to[j] = 0.0f;
+                }
+                for (int j = lane; j < rows; j += 32) copy_async(delta_to + j, delta + j);
+            }
+            if (!CHANNELS || !p.per_channel) {
+                if (lane == 0) copy_async(pending_decay_at(i), p.pending_decay + head);
+            } else {
+                for (int c = lane; c < KP; c += 32) {
                     if (c < p.head_k_dim)
                         copy_async(pending_decay_at(i) + c, p.pending_decay + head * p.head_k_dim + c);
                     else
@@ -314,6 +421,8 @@ struct Recurrent {
                 s[r][j][e] = in && i < p.head_k_dim ? St::get(row + i) : 0.0f;
             }
     }
+    // ONCE: nobody reads it soon.
+    template <bool ONCE = false>
     __device__ __forceinline__ void store(S* to, int tile) {
 #pragma unroll
         for (int r = 0; r < NR; ++r) {
@@ -321,7 +430,12 @@ struct Recurrent {
             if (WHOLE) {
                 Four* row = (Four*)(to + (i64)row_of(tile, r) * KP) + l8;
 #pragma unroll
-                for (int j = 0; j < NV; ++j) row[8 * j] = St::pack(s[r][j]);
+                for (int j = 0; j < NV; ++j) {
+                    if (ONCE)
+                        __stcs(row + 8 * j, St::pack(s[r][j]));
+                    else
+                        row[8 * j] = St::pack(s[r][j]);
+                }
             } else {
                 S* row = to + (i64)row_of(tile, r) * p.head_k_dim;
 #pragma unroll
@@ -393,14 +507,15 @@ struct Recurrent {
     template <bool DIRECT, bool LEAF = false>
     __device__ __forceinline__ void step(int first, int t, int tile) {
         const float *k = at(K) + t * KP, *q = at(Q) + t * KP, *decay = decay_at(t);
-        float kk[KEEP_K ? NV : 1][4], sum[NR];
+        float kk[KEEP_K ? NV : 1][4], of_k[NR], of_q[NR];
 #pragma unroll
-        for (int r = 0; r < NR; ++r) sum[r] = 0.0f;
+        for (int r = 0; r < NR; ++r) of_k[r] = of_q[r] = 0.0f;
 #pragma unroll
         for (int j = 0; j < NV; ++j) {
-            float al[4];
+            float al[4], qj[4];
             float(&kj)[4] = kk[KEEP_K ? j : 0];
             read4(k, j, kj);
+            read4(q, j, qj);
             read_decay(decay, j, al);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
@@ -408,7 +523,8 @@ struct Recurrent {
                 for (int r = 0; r < NR; ++r) {
                     float decayed = __fmul_rn(s[r][j][e], al[e]);
                     if (!LEAF) s[r][j][e] = decayed;
-                    sum[r] = __fmaf_rn(decayed, kj[e], sum[r]);
+                    of_k[r] = __fmaf_rn(decayed, kj[e], of_k[r]);
+                    of_q[r] = __fmaf_rn(decayed, qj[e], of_q[r]);
                 }
         }
         // Else the compiler would keep k in registers that it does not have.
@@ -416,36 +532,24 @@ struct Recurrent {
         // The lanes of a row's sum own the row: its v, delta and output.
         int own = row_of(tile, l8 / (8 / NR));
         bool owner = l8 % (8 / NR) == 0;
-        float delta = __fmul_rn(__fsub_rn(at(V)[t * MAX_ROWS + own], reduce(sum)), at(BETA)[t]);
-        float d[NR];
+        float delta = __fmul_rn(__fsub_rn(at(V)[t * MAX_ROWS + own], reduce(of_k)), at(BETA)[t]);
+        float o = __fmaf_rn(delta, at(KEY_QUERY)[t], reduce(of_q));
+        if (!LEAF) {
+            float d[NR];
 #pragma unroll
-        for (int r = 0; r < NR; ++r) {
-            d[r] = NR == 1 ? delta : __shfl_sync(~0u, delta, (lane & 24) | (r * (8 / NR)));
-            sum[r] = 0.0f;
-        }
+            for (int r = 0; r < NR; ++r) d[r] = NR == 1 ? delta : __shfl_sync(~0u, delta, (lane & 24) | (r * (8 / NR)));
 #pragma unroll
-        for (int j = 0; j < NV; ++j) {
-            float qq[4];
-            float(&kj)[4] = kk[KEEP_K ? j : 0];
-            if (!KEEP_K) read4(k, j, kj);
-            read4(q, j, qq);
-            float al[4];
-            if (LEAF) read_decay(decay, j, al);
+            for (int j = 0; j < NV; ++j) {
+                float(&kj)[4] = kk[KEEP_K ? j : 0];
+                if (!KEEP_K) read4(k, j, kj);
 #pragma unroll
-            for (int r = 0; r < NR; ++r) {
-                float updated[4];
+                for (int r = 0; r < NR; ++r) {
 #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    updated[e] = __fmaf_rn(d[r], kj[e], LEAF ? __fmul_rn(s[r][j][e], al[e]) : s[r][j][e]);
-                    sum[r] = __fmaf_rn(updated[e], qq[e], sum[r]);
+                    for (int e = 0; e < 4; ++e) s[r][j][e] = __fmaf_rn(d[r], kj[e], s[r][j][e]);
+                    St::round4(s[r][j]);
                 }
-                if (LEAF) continue;
-                St::round4(updated);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) s[r][j][e] = updated[e];
             }
         }
-        float o = reduce(sum);
         // Every lane of the group has read v.
         __syncwarp();
         if (owner) at(V)[t * MAX_ROWS + own] = delta;
@@ -454,17 +558,20 @@ struct Recurrent {
         } else if (owner && inside(own)) {
             put(bases(), first + t, own, o, delta);
         }
-        if (EACH && p.capture == CAPTURE_PER_TOKEN) store(captured(first + t), tile);
+        if (EACH && p.capture == CAPTURE_PER_TOKEN) store<true>(captured(first + t), tile);
     }
     // The output, and the log's delta, of a token and row.
     __device__ __forceinline__ void put(const Bases& b, int t, int row, float o, float delta) const {
         store_from_f32(p.out, p.out_dtype, b.out + t * p.out_stride + row, __fmul_rn(p.scale, o));
         if (p.capture == CAPTURE_DELTA_LOG) p.log_delta[b.capture + t * (i64)p.num_v_heads * p.head_v_dim + row] = delta;
     }
-    // Those of all tokens in shared memory; each thread a row, the one for which it prepares v and pending deltas.
+    // Those of all tokens in shared memory.
     __device__ __forceinline__ void put_all(const Bases& b) const {
-        if (!inside(tid)) return;
-        for (int t = 0; t < tokens; ++t) put(b, t, tid, at(OUT)[t * MAX_ROWS + tid], at(V)[t * MAX_ROWS + tid]);
+        // As many threads a token as a unit of one row a group has rows.
+        constexpr int SHARE = NR == 1 ? ROWS : MAX_ROWS;
+        for (int row = tid % SHARE; row < row_end - row_begin; row += SHARE)
+            for (int t = tid / SHARE; t < tokens; t += THREADS / SHARE)
+                put(b, t, row, at(OUT)[t * MAX_ROWS + row], at(V)[t * MAX_ROWS + row]);
     }
     __device__ __forceinline__ S* captured(int t) const {
         return (S*)p.captured + bases().capture + t * (i64)p.num_v_heads * p.head_v_dim * p.head_k_dim;

@@ -7,12 +7,12 @@ struct Any : Recurrent<S, KP, NR, 16, true, true, true, WHOLE> {
     typedef Recurrent<S, KP, NR, 16, true, true, true, WHOLE> Base;
     static constexpr int TM = 16;
     typedef typename Base::St St;
-    using Base::NV, Base::ROWS, Base::V, Base::K, Base::PENDING_K, Base::PENDING_DELTA, Base::PARENT;
+    using Base::ROWS, Base::V, Base::K, Base::PENDING_K, Base::PENDING_DELTA, Base::PARENT;
     using Base::p, Base::s, Base::tid, Base::h, Base::hv, Base::start, Base::tokens, Base::pending, Base::log_first,
         Base::state, Base::row_begin, Base::row_end;
     using Base::stage, Base::replay, Base::store, Base::fetch, Base::take, Base::decay_len, Base::decay_at,
-        Base::pending_decay_at, Base::decay_factor, Base::load_key, Base::prepare_key, Base::prepare_pending,
-        Base::prepare_window, Base::load_row, Base::captured, Base::keep, Base::back;
+        Base::pending_decay_at, Base::decay_factor, Base::load_key, Base::normalise_key, Base::put_key, Base::prepare,
+        Base::load_row, Base::captured, Base::keep, Base::back;
     template <typename T = float>
     static __device__ __forceinline__ T* at(int offset) { return Base::template at<T>(offset); }
     __device__ __forceinline__ Any(const RecurrentParams& params) : Base(params) {}
@@ -49,8 +49,7 @@ struct Any : Recurrent<S, KP, NR, 16, true, true, true, WHOLE> {
             int n = entry + entries == pending ? min(TM, tokens - token) : 0;
             if (!once || tile == 0) {
                 if (!once) __syncthreads();
-                prepare_pending(entry, entries);
-                prepare_window(token, n, tile == 0);
+                prepare(entry, entries, token, n, tile == 0);
                 copies_done();
                 __syncthreads();
                 this->locate();
@@ -112,12 +111,14 @@ struct Any : Recurrent<S, KP, NR, 16, true, true, true, WHOLE> {
     __device__ __forceinline__ void prepare_distant(int a) {
         __syncthreads();
         if (tid < 32) {
-            u32 k[NV];
+            typename Base::RawKey k;
             load_key(p.k, p.k_dtype, (start + (i64)a) * p.k_stride + (i64)h * p.head_k_dim, k);
-            prepare_key(k, p.k_dtype, at(PENDING_K), nullptr);
+            float kk[Base::KEY_VECTORS][4];
+            normalise_key(k, p.k_dtype, kk);
+            put_key(kk, at(PENDING_K), nullptr);
         }
         int channels = p.per_channel ? p.head_k_dim : 1;
-        for (int c = tid; c < decay_len(); c += THREADS) pending_decay_at(0)[c] = c < channels ? decay_factor(a, c) : 1.0f;
+        for (int c = tid; c < decay_len(); c += Base::THREADS) pending_decay_at(0)[c] = c < channels ? decay_factor(a, c) : 1.0f;
         if (row_begin + tid < row_end) {
             i64 head = (log_first + a) * p.num_v_heads + hv;
             at(PENDING_DELTA)[tid] = p.log_delta[head * p.head_v_dim + row_begin + tid];

@@ -45,3 +45,4 @@ __device__ __forceinline__ void copy_async(T* to, const T* from) {
     emulated_copy_async(to, from, sizeof(T));
 }
 __device__ __forceinline__ void copies_done() { emulated_copies_done(); }
+__device__ __forceinline__ void prefetch(const void*) {}

@@ -56,16 +56,13 @@ impl Recurrent {
     pub(crate) fn index_of_compiled(&self) -> Option<usize> {
         Self::compiled(self.padded_k)?.iter().position(|kernel| kernel == self)
     }
+    /// Threads of a block.
+    fn threads(&self) -> usize {
+        if self.kind == Kind::Tree && self.rows == 4 { 256 } else { 128 }
+    }
     /// Rows that a block works on at a time.
     fn tile(&self) -> usize {
-        THREADS / GROUP * self.rows
-    }
-    /// Blocks of a multiprocessor for which the kernel is compiled.
-    fn max_resident(&self) -> usize {
-        match self.kind {
-            Kind::Tree => 3,
-            Kind::Chain | Kind::Each | Kind::Any | Kind::Odd => 4,
-        }
+        self.threads() / GROUP * self.rows
     }
 }
 
@@ -102,8 +99,6 @@ const RECURRENT: [(usize, usize, Kind); 14] = [
     (128, 2, Kind::Odd),
     (256, 1, Kind::Odd),
 ];
-/// Threads of a block.
-const THREADS: usize = 128;
 /// Lanes of a row.
 const GROUP: usize = 8;
 /// Tokens and log entries that a block prepares at a time.
@@ -112,10 +107,12 @@ const TREE_TOKENS: usize = 16;
 const PENDING_CHUNK: usize = 8;
 /// Rows of a multiprocessor up to which a lane group takes one.
 const FEW_ROWS_OF_SM: usize = 64;
-/// Bytes of what a block keeps of its unit and the next.
-const UNIT: usize = 48;
+/// Bytes of what a block keeps of its unit.
+const UNIT: usize = 16;
 /// Most rows of a unit of work.
 const MAX_ROWS: usize = 128;
+/// Blocks of a multiprocessor for which the general kernels are compiled.
+const MAX_RESIDENT: usize = 4;
 /// Shared memory of a block that the driver takes.
 const SHARED_OF_DRIVER: usize = 1024;
 
@@ -207,7 +204,7 @@ pub(crate) struct RecurrentPlan {
     pub(crate) blocks_per_head: usize,
     /// Shares of heads.
     pub(crate) num_units: u64,
-    pub(crate) num_blocks: u32,
+    pub(crate) num_blocks: u64,
     /// Threads of a block.
     pub(crate) threads: u32,
     /// Bytes of shared memory of a block.
@@ -242,28 +239,42 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
     let kernel = Recurrent { state: call.state, padded_k, rows, kind };
     // Whole heads once they fill the device several times over: then q and k are prepared once a head.
     let whole_heads = call.num_seqs * call.num_v_heads >= 4 * call.num_sms;
-    let rows_per_block = if whole_heads { MAX_ROWS } else { kernel.tile() }.min(call.head_v_dim);
+    let rows_per_block = if whole_heads { MAX_ROWS } else { kernel.tile() }.min(MAX_ROWS).min(call.head_v_dim);
     let blocks_per_head = call.head_v_dim.div_ceil(rows_per_block);
     let shared = shared_memory(&kernel, call.per_channel);
-    // Blocks that a multiprocessor holds at once; each works through its share of the units.
-    let resident = (call.shared_per_sm / (shared + SHARED_OF_DRIVER)).clamp(1, kernel.max_resident());
     let num_units = call.num_seqs as u64 * call.num_v_heads as u64 * blocks_per_head as u64;
-    let num_blocks = num_units.min((call.num_sms * resident) as u64) as u32;
-    let threads = THREADS as u32;
+    let num_blocks = match kind {
+        Kind::Chain | Kind::Each | Kind::Tree => num_units,
+        // As many as multiprocessors hold at once; each works through its share of the units.
+        Kind::Any | Kind::Odd => {
+            let resident = (call.shared_per_sm / (shared + SHARED_OF_DRIVER)).clamp(1, MAX_RESIDENT);
+            num_units.min((call.num_sms * resident) as u64)
+        }
+    };
+    let threads = kernel.threads() as u32;
     RecurrentPlan { kernel, rows_per_block, blocks_per_head, num_units, num_blocks, threads, shared }
 }
 
 /// Bytes that a block lays out; the kernel's offsets are the same sums.
 fn shared_memory(kernel: &Recurrent, per_channel: bool) -> usize {
-    let (tokens, outputs) = match kernel.kind {
-        Kind::Chain | Kind::Each => (CHAIN_TOKENS, 0),
-        Kind::Tree | Kind::Any | Kind::Odd => (TREE_TOKENS, TREE_TOKENS),
+    let tokens = match kernel.kind {
+        Kind::Chain | Kind::Each => CHAIN_TOKENS,
+        Kind::Tree | Kind::Any | Kind::Odd => TREE_TOKENS,
     };
-    let stage = kernel.rows * (kernel.padded_k / 32) * THREADS * 4 * kernel.state.size();
-    let keys = (2 * tokens + PENDING_CHUNK) * kernel.padded_k;
-    let values = (tokens + PENDING_CHUNK + outputs) * MAX_ROWS;
+    let stage = kernel.rows * (kernel.padded_k / 32) * kernel.threads() * 4 * kernel.state.size();
+    let keys = 2 * tokens * kernel.padded_k;
+    let pending_keys = PENDING_CHUNK * kernel.padded_k;
+    let pending = pending_keys + PENDING_CHUNK * MAX_ROWS;
+    // Outputs lie in the place of what is used up before, if there is room.
+    let outputs_at = match () {
+        () if tokens <= PENDING_CHUNK => pending_keys,
+        () if kernel.tile() >= MAX_ROWS => 0,
+        () => pending,
+    };
+    let pending_and_outputs = pending.max(outputs_at + tokens * MAX_ROWS);
+    let values = tokens * MAX_ROWS;
     let decay = (tokens + PENDING_CHUNK) * if per_channel { kernel.padded_k } else { 1 };
-    stage + 4 * (keys + values + decay + 3 * tokens) + UNIT
+    stage + 4 * (keys + pending_and_outputs + values + decay + 4 * tokens) + UNIT
 }
 
 /// Neighbours that a thread of `commit_states` takes.
@@ -308,23 +319,23 @@ mod tests {
         let table = [
             (call(1, 128, 128), "recurrent_f32_k128_r1_chain", 16, 256),
             (call(8, 128, 128), "recurrent_f32_k128_r4_chain", 64, 512),
-            (call(64, 128, 128), "recurrent_f32_k128_r4_chain", 128, 528),
-            (call(64, 256, 64), "recurrent_f32_k256_r2_chain", 64, 396),
-            (call(64, 64, 96), "recurrent_f32_k64_r4_chain", 96, 528),
+            (call(64, 128, 128), "recurrent_f32_k128_r4_chain", 128, 2048),
+            (call(64, 256, 64), "recurrent_f32_k256_r2_chain", 64, 2048),
+            (call(64, 64, 96), "recurrent_f32_k64_r4_chain", 96, 2048),
             (RecurrentCall { max_window: 9, ..call(64, 128, 128) }, "recurrent_f32_k128_r2_any", 128, 396),
             (RecurrentCall { max_pending: 9, ..call(64, 64, 64) }, "recurrent_f32_k64_r2_odd", 64, 528),
-            (RecurrentCall { tree: true, ..call(64, 128, 256) }, "recurrent_f32_k128_r4_tree", 128, 396),
+            (RecurrentCall { tree: true, ..call(64, 128, 256) }, "recurrent_f32_k128_r4_tree", 128, 4096),
             (RecurrentCall { tree: true, max_window: 17, ..call(64, 128, 256) }, "recurrent_f32_k128_r2_any", 128, 396),
             (RecurrentCall { per_channel: true, ..call(1, 128, 128) }, "recurrent_f32_k128_r2_any", 32, 128),
             (RecurrentCall { tree: true, ..call(1, 64, 3) }, "recurrent_f32_k64_r2_odd", 3, 32),
             (RecurrentCall { state: DType::Bf16, ..call(1, 96, 17) }, "recurrent_bf16_k128_r2_odd", 17, 32),
-            (RecurrentCall { compiled: true, ..call(64, 96, 128) }, "recurrent_f32_k96_r4_chain", 128, 528),
+            (RecurrentCall { compiled: true, ..call(64, 96, 128) }, "recurrent_f32_k96_r4_chain", 128, 2048),
             (RecurrentCall { compiled: true, each: true, ..call(64, 96, 128) }, "recurrent_f32_k96_r2_any", 128, 528),
             (
                 RecurrentCall { compiled: true, tree: true, ..call(64, 224, 128) },
                 "recurrent_f32_k224_r2_tree",
                 128,
-                264,
+                2048,
             ),
             (
                 RecurrentCall { compiled: true, max_window: 9, ..call(1, 192, 128) },
@@ -332,13 +343,24 @@ mod tests {
                 16,
                 256,
             ),
-            (RecurrentCall { each: true, ..call(64, 128, 128) }, "recurrent_f32_k128_r4_each", 128, 528),
+            (RecurrentCall { each: true, ..call(64, 128, 128) }, "recurrent_f32_k128_r4_each", 128, 2048),
             (RecurrentCall { state: DType::F16, ..call(1, 1, 1) }, "recurrent_f16_k32_r2_odd", 1, 32),
         ];
         for (call, name, rows_per_block, num_blocks) in table {
             let plan = recurrent(&call);
             assert_eq!(Kernel::Recurrent(plan.kernel).name(), name, "{call:?}");
             assert_eq!((plan.rows_per_block, plan.num_blocks), (rows_per_block, num_blocks), "{call:?}");
+        }
+    }
+
+    #[test]
+    fn blocks_fit_the_smallest_devices() {
+        // 99 KB a block, where compute capability is 8.6, 8.9 or 12.0.
+        for k in [64, 96, 128, 192, 224, 256] {
+            for tree in [false, true] {
+                let plan = recurrent(&RecurrentCall { tree, compiled: true, max_window: 8, ..call(64, k, 128) });
+                assert!(plan.shared <= 99 << 10, "{plan:?}");
+            }
         }
     }
 

@@ -229,8 +229,11 @@ impl Launcher {
         let launch = |kernel: ChunkKernel, blocks| {
             let shared = kernel.shared_memory(k_dim as usize, params.per_channel == Switch::On);
             let grid = Grid { blocks: (blocks, 1), threads: kernel.threads(), shared };
-            // SAFETY: the kernels take these parameters; the workspace is cut as they expect it; the caller's promise.
-            unsafe { self.launch(OP, Kernel::Chunk(kernel), grid, stream, &params) }
+            // The first one waits for whatever the caller has launched before.
+            let overlap = kernel != ChunkKernel::Plan;
+            // SAFETY: the kernels take these parameters and wait for the launch before; the workspace is cut as they expect it;
+            // the caller's promise.
+            unsafe { self.launch_with(OP, Kernel::Chunk(kernel), grid, overlap, stream, &params) }
         };
         launch(ChunkKernel::Plan, 1)?;
         if let Some(padded_k) = padded_k {

@@ -1,7 +1,7 @@
 //! `fused_recurrent_gated_delta_rule`.
 
 use undraft_core::ops::FusedRecurrentArgs;
-use undraft_core::{Capture, CaptureMut, DecayShape, GdnDims, PAD_SLOT};
+use undraft_core::{Capture, CaptureMut, DType, DecayShape, GdnDims, PAD_SLOT};
 
 use crate::backend::CudaBackend;
 use crate::device::Output;
@@ -107,6 +107,8 @@ pub struct RecurrentParams {
     pub num_units: i32,
     /// Filled in by the launch.
     pub v_heads_per_k_head: i32,
+    /// Filled in by the launch: whether q, k and the logs may be moved in vectors of 4.
+    pub in_vectors: Switch,
     /// Filled in by the launch.
     pub step_split: i32,
     /// Filled in by the launch.
@@ -137,6 +139,15 @@ impl RecurrentParams {
             scale: undraft_core::ops::DeltaRuleInputs::default_scale(dims),
             ..Self::default()
         }
+    }
+
+    /// Whether vectors of 4 elements of q, k and the logs are aligned, in units of so many rows.
+    fn vectors_fit(&self, rows: usize) -> bool {
+        let aligned = |at: DevicePtr, dtype: Elements| at.is_multiple_of(4 * DType::from(dtype).size() as u64);
+        let sizes = [self.head_k_dim, self.head_v_dim].iter().all(|size| size % 4 == 0) && rows.is_multiple_of(4);
+        let strides = [self.q_stride, self.k_stride].iter().all(|stride| stride % 4 == 0);
+        let logs = [self.pending_k, self.pending_delta, self.log_k].iter().all(|&at| aligned(at, Elements::F32));
+        sizes && strides && logs && aligned(self.q, self.q_dtype) && aligned(self.k, self.k_dtype)
     }
 }
 
@@ -185,9 +196,10 @@ impl Launcher {
             step_head: (step / splits % heads) as i32,
             step_seq: (step / splits / heads) as i32,
             v_heads_per_k_head: params.num_v_heads / params.num_k_heads.max(1),
+            in_vectors: params.vectors_fit(plan.rows_per_block).into(),
             ..params.clone()
         };
-        let grid = Grid { blocks: (u64::from(plan.num_blocks), 1), threads: plan.threads, shared: plan.shared };
+        let grid = Grid { blocks: (plan.num_blocks, 1), threads: plan.threads, shared: plan.shared };
         let kernel = Kernel::Recurrent(plan.kernel);
         let overlap = params.early == Switch::On;
         // SAFETY: the kernel takes these parameters, and its rows are shared out as the plan says; the caller's promise.
