@@ -7,6 +7,7 @@ pub mod drafters;
 pub mod error;
 mod files;
 pub mod generate;
+pub mod gpu;
 mod load;
 pub mod model;
 pub mod sampling;
