@@ -20,8 +20,9 @@ FLOORS = {
     "undraft-testing": ({"undraft-core"}, set()),
     "undraft-cpu": ({"undraft-core"}, TESTING),
     "undraft-cuda": ({"undraft-core"}, TESTING),
+    "undraft-wgpu": ({"undraft-core"}, {"undraft-cpu"} | TESTING),
     "undraft-emulator": ({"undraft-cuda"}, {"undraft-core", "undraft-cpu"} | TESTING),
-    "undraft": ({"undraft-core", "undraft-cpu", "undraft-cuda"}, {"undraft-emulator"} | TESTING),
+    "undraft": ({"undraft-core", "undraft-cpu", "undraft-cuda", "undraft-wgpu"}, {"undraft-emulator"} | TESTING),
     "undraft-model": ({"undraft"}, {"undraft-emulator"} | TESTING),
     "undraft-cli": ({"undraft", "undraft-model"} | TESTING, set()),
 }
