@@ -5,6 +5,7 @@ use std::sync::Arc;
 use undraft_core::Backend;
 use undraft_cpu::CpuBackend;
 use undraft_cuda::CudaBackend;
+use undraft_wgpu::WgpuBackend;
 
 use crate::error::Result;
 
@@ -26,6 +27,7 @@ pub struct Device(Kind);
 enum Kind {
     Cpu(Arc<CpuBackend>),
     Cuda(Arc<CudaBackend>),
+    Wgpu(Arc<WgpuBackend>),
 }
 
 impl Device {
@@ -49,11 +51,24 @@ impl Device {
         Self(Kind::Cuda(Arc::new(backend)))
     }
 
-    /// `cpu` or `cuda`.
+    /// An adapter of wgpu by its number: Vulkan, DirectX 12 or Metal.
+    ///
+    /// # Errors
+    /// [`crate::Error::Wgpu`] without such an adapter, or if it fails.
+    pub fn wgpu(ordinal: usize) -> Result<Self> {
+        Ok(Self::wgpu_with(WgpuBackend::new(ordinal)?))
+    }
+    /// A wgpu back end that is open already.
+    pub fn wgpu_with(backend: WgpuBackend) -> Self {
+        Self(Kind::Wgpu(Arc::new(backend)))
+    }
+
+    /// `cpu`, `cuda` or `wgpu`.
     pub fn name(&self) -> &'static str {
         match self.0 {
             Kind::Cpu(_) => "cpu",
             Kind::Cuda(_) => "cuda",
+            Kind::Wgpu(_) => "wgpu",
         }
     }
     /// The operations over host memory.
@@ -61,20 +76,28 @@ impl Device {
         match &self.0 {
             Kind::Cpu(cpu) => &**cpu,
             Kind::Cuda(cuda) => &**cuda,
+            Kind::Wgpu(wgpu) => &**wgpu,
         }
     }
     /// The CPU back end, if that is the device.
     pub fn cpu_backend(&self) -> Option<&CpuBackend> {
         match &self.0 {
             Kind::Cpu(cpu) => Some(cpu),
-            Kind::Cuda(_) => None,
+            _ => None,
         }
     }
     /// The CUDA back end, if that is the device.
     pub fn cuda_backend(&self) -> Option<&Arc<CudaBackend>> {
         match &self.0 {
-            Kind::Cpu(_) => None,
             Kind::Cuda(cuda) => Some(cuda),
+            _ => None,
+        }
+    }
+    /// The wgpu back end, if that is the device.
+    pub fn wgpu_backend(&self) -> Option<&Arc<WgpuBackend>> {
+        match &self.0 {
+            Kind::Wgpu(wgpu) => Some(wgpu),
+            _ => None,
         }
     }
 }

@@ -17,6 +17,9 @@ pub enum Error {
     /// The CUDA device cannot be had, or has failed.
     #[error(transparent)]
     Cuda(#[from] undraft_cuda::CudaError),
+    /// wgpu's device failed, or there is none.
+    #[error(transparent)]
+    Wgpu(#[from] undraft_wgpu::WgpuError),
     /// Every slot is in use.
     #[error("all {num_slots} slots are in use; free one, or make a larger pool")]
     NoFreeSlot {
