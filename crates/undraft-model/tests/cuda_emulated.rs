@@ -18,7 +18,9 @@ use undraft_model::sampling::SamplingParams;
 type Gpu = CudaGpu;
 
 /// More would take minutes here.
-const IS_FAST: bool = false;
+fn is_fast() -> bool {
+    false
+}
 
 fn emulated(options: Options) -> Device {
     let driver = EmulatedDriver::new(options).unwrap();

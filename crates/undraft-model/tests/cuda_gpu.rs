@@ -11,7 +11,9 @@ use undraft::{Device, Error};
 
 type Gpu = undraft_model::cuda::CudaGpu;
 
-const IS_FAST: bool = true;
+fn is_fast() -> bool {
+    true
+}
 
 fn device() -> Option<Device> {
     match Device::cuda(0) {

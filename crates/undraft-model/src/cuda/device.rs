@@ -17,7 +17,7 @@ use undraft::{bf16, f16};
 
 use crate::error::Result;
 use crate::gpu::{
-    ArgMax, Attention, Convolution, Element, ExpertProducts, Experts, Gpu, Header, Ids, Matrix, Memory, Norm,
+    ArgMax, Attention, Convolution, Element, ExpertProducts, Experts, GdnState, Gpu, Header, Ids, Matrix, Memory, Norm,
     NormGated, Parts, Recurrence, Rotation, Rows, expect_len,
 };
 
@@ -100,11 +100,6 @@ fn ids(ids: Ids<'_, CudaGpu>, n: usize) -> DevicePtr {
 /// Address of a word of a header.
 fn word(header: &Header<CudaGpu>, index: usize) -> DevicePtr {
     header.words().address() + 4 * index as u64
-}
-
-/// Address of a constant of a header.
-fn constant(header: &Header<CudaGpu>, index: usize) -> DevicePtr {
-    header.constants().address() + 4 * index as u64
 }
 
 fn captured(undecided: bool) -> Captured {
@@ -368,8 +363,8 @@ impl Gpu for CudaGpu {
             weight: at_least(weight, width * channels),
             state: at_least(&layer.conv, (width - 1) * channels),
             log: at_least(&layer.conv_log, max_window * channels),
-            cu_seqlens: constant(header, header.cu_seqlens(n)),
-            state_indices: constant(header, header.state_indices()),
+            cu_seqlens: word(header, header.cu_seqlens(n)),
+            state_indices: word(header, header.state_indices()),
             num_pending: word(header, Header::<Self>::NUM_PENDING),
             out: address(out, n, channels),
             x_stride: x.stride() as i64,
@@ -390,23 +385,24 @@ impl Gpu for CudaGpu {
     }
 
     fn fused_recurrent_gated_delta_rule(&self, recurrence: Recurrence<'_, Self>) -> Result<()> {
-        let Recurrence { dims, qkv, a, b, a_log, dt_bias, out, layer, header, max_window, undecided, n } = recurrence;
+        let Recurrence { dims, qkv, a, b, gates, out, layer, header, max_window, undecided, n } = recurrence;
         let (heads, keys, values) = (dims.num_v_heads(), dims.key_dim(), dims.value_dim());
-        let log_k = at_least(&layer.log_k, 2 * max_window * keys);
-        let log_decay = at_least(&layer.log_decay, 2 * max_window * heads);
-        let log_delta = at_least(&layer.log_delta, 2 * max_window * values);
+        let [first_k, first_decay, first_delta, log_len] = GdnState::<Self>::log_parts(dims, max_window);
+        let log = at_least(&layer.log, log_len);
+        let [log_k, log_decay, log_delta] = [first_k, first_decay, first_delta].map(|first| log + 4 * first as u64);
+        let a_log = at_least(gates, 2 * heads);
         let params = RecurrentParams {
             q: address(qkv, n, keys),
             k: address(qkv.columns(keys), n, keys),
             v: address(qkv.columns(2 * keys), n, values),
             decay: address(a, n, heads),
             beta: address(b, n, heads),
-            a_log: at_least(a_log, heads),
-            dt_bias: at_least(dt_bias, heads),
+            a_log,
+            dt_bias: a_log + 4 * heads as u64,
             out: address(out, n, values),
             state: at_least(&layer.state, dims.state_len()),
-            cu_seqlens: constant(header, header.cu_seqlens(n)),
-            state_indices: constant(header, header.state_indices()),
+            cu_seqlens: word(header, header.cu_seqlens(n)),
+            state_indices: word(header, header.state_indices()),
             pending_k: log_k,
             pending_decay: log_decay,
             pending_delta: log_delta,

@@ -307,13 +307,11 @@ pub struct Recurrence<'a, G: Gpu> {
     pub a: Rows<'a, G>,
     /// `[n, HV]`: logits of beta.
     pub b: Rows<'a, G>,
-    /// `[HV]`.
-    pub a_log: &'a G::Buffer<f32>,
-    /// `[HV]`.
-    pub dt_bias: &'a G::Buffer<f32>,
+    /// `A_log`, then `dt_bias`, `[2, HV]`.
+    pub gates: &'a G::Buffer<f32>,
     /// `[n, HV, V]`.
     pub out: Rows<'a, G>,
-    /// State `[HV, V, K]` and logs of two slots of `max_window` entries. The first `num_pending` entries of the log's
+    /// State `[HV, V, K]` and a log of two slots of `max_window` entries. The first `num_pending` entries of the log's
     /// `pending_slot` are replayed into the state first; with `undecided` the state stays as it is then, and the window fills the log's
     /// `log_slot`, which is the other one; without it the state after the tokens is left.
     pub layer: &'a GdnState<G>,

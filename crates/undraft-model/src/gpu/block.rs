@@ -36,8 +36,8 @@ pub(super) struct Gdn<G: Gpu> {
     pub(super) out_proj: Matrix<G>,
     /// `[W, C]`.
     pub(super) conv_weight: G::Buffer<f32>,
-    pub(super) a_log: G::Buffer<f32>,
-    pub(super) dt_bias: G::Buffer<f32>,
+    /// `A_log`, then `dt_bias`, `[2, HV]`.
+    pub(super) gates: G::Buffer<f32>,
     /// Plain, `[V]`.
     pub(super) norm_weight: G::Buffer<f32>,
     pub(super) norm_eps: f32,
@@ -87,12 +87,19 @@ pub struct GdnState<G: Gpu> {
     pub conv: G::Buffer<f32>,
     /// `[max_window, C]`.
     pub conv_log: G::Buffer<f32>,
-    /// `[2, max_window, H, K]`.
-    pub log_k: G::Buffer<f32>,
-    /// `[2, max_window, HV]`.
-    pub log_decay: G::Buffer<f32>,
-    /// `[2, max_window, HV, V]`.
-    pub log_delta: G::Buffer<f32>,
+    /// k `[2, max_window, H, K]`, decays `[2, max_window, HV]`, deltas `[2, max_window, HV, V]`, from the elements of
+    /// [`GdnState::log_parts`] on.
+    pub log: G::Buffer<f32>,
+}
+
+impl<G: Gpu> GdnState<G> {
+    /// First elements of k, decays and deltas in the log, multiples of 4; then its length.
+    pub fn log_parts(dims: &GdnDims, max_window: usize) -> [usize; 4] {
+        let entries = 2 * max_window;
+        let decays = (entries * dims.key_dim()).next_multiple_of(4);
+        let deltas = decays + (entries * dims.num_v_heads()).next_multiple_of(4);
+        [0, decays, deltas, deltas + entries * dims.value_dim()]
+    }
 }
 
 /// What the parts of a pass share.
@@ -175,8 +182,7 @@ impl<G: Gpu> Gdn<G> {
             qkv: mixed,
             a: wide.columns(channels + values + heads),
             b: wide.columns(channels + values),
-            a_log: &self.a_log,
-            dt_bias: &self.dt_bias,
+            gates: &self.gates,
             out: Rows::new(&work.o, values),
             layer,
             header,

@@ -54,14 +54,12 @@ impl<G: Gpu> GpuCache<G> {
             layers.push(match &block.mixer {
                 Mixer::Gdn(gdn) => {
                     let dims = &gdn.dims;
-                    let log = 2 * max_window;
+                    let [.., log] = GdnState::<G>::log_parts(dims, max_window);
                     Layer::Gdn(GdnState {
                         state: zeroed(dims.state_len())?,
                         conv: zeroed((gdn.conv_width - 1) * dims.conv_dim())?,
                         conv_log: zeroed(max_window * dims.conv_dim())?,
-                        log_k: zeroed(log * dims.key_dim())?,
-                        log_decay: zeroed(log * dims.num_v_heads())?,
-                        log_delta: zeroed(log * dims.value_dim())?,
+                        log: zeroed(log)?,
                     })
                 }
                 Mixer::Attention(attention) => Layer::Attention(Kv {
@@ -119,10 +117,7 @@ impl<G: Gpu> GpuCache<G> {
     pub fn state_memory(&self) -> usize {
         let state = |layer: &Layer<G>| match layer {
             Layer::Attention(_) => 0,
-            Layer::Gdn(s) => {
-                let logs = s.conv_log.len() + s.log_k.len() + s.log_decay.len() + s.log_delta.len();
-                4 * (s.state.len() + s.conv.len() + logs)
-            }
+            Layer::Gdn(s) => 4 * (s.state.len() + s.conv.len() + s.conv_log.len() + s.log.len()),
         };
         self.layers.iter().map(state).sum()
     }

@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 
+use bytemuck::Pod;
 use undraft::Device;
 use undraft::cuda::driver::DeviceElement;
 
@@ -12,11 +13,10 @@ use super::weights::{Matrix, Norm, Parts};
 use crate::error::Result;
 
 /// What the runner keeps in device memory beside weights; 4 bytes each.
-pub trait Element: DeviceElement + Debug {}
+pub trait Element: DeviceElement + Pod + Debug {}
 
 impl Element for f32 {}
 impl Element for u32 {}
-impl Element for i32 {}
 
 /// Elements in device memory, given back when dropped.
 pub trait Memory: Debug {

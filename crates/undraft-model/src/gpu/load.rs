@@ -101,8 +101,7 @@ impl<G: Gpu> Upload<'_, G> {
             in_proj: Matrix::joined(self.gpu, &in_proj)?,
             out_proj: Matrix::upload(self.gpu, &parts.out_proj)?,
             conv_weight: self.gpu.copy_of(&conv_weight)?,
-            a_log: self.gpu.copy_of(&parts.a_log)?,
-            dt_bias: self.gpu.copy_of(&parts.dt_bias)?,
+            gates: self.gpu.copy_of(&[&parts.a_log[..], &parts.dt_bias].concat())?,
             norm_weight: self.gpu.copy_of(&parts.norm_weight)?,
             norm_eps: self.config.rms_norm_eps as f32,
         })

@@ -41,7 +41,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Bytes.
-    fn memory(&self) -> usize {
+    pub fn memory(&self) -> usize {
         match self {
             Self::F32(parts) => parts.iter().map(|part| size_of_val(part.as_slice())).sum(),
             Self::Bf16(parts) => parts.iter().map(|part| size_of_val(*part)).sum(),

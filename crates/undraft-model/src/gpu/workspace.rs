@@ -7,12 +7,11 @@ use super::device::Gpu;
 use crate::config::ModelConfig;
 use crate::error::Result;
 
-/// What kernels read of a round, written in one copy: positions held, entries pending, the log's slots, then token ids.
+/// What kernels read of a round, one buffer: positions held, entries pending, the log's slots, then token ids, which one copy
+/// writes; behind them what never changes, bounds of one sequence and its slot.
 #[derive(Debug)]
 pub struct Header<G: Gpu> {
     words: G::Buffer<u32>,
-    /// `[0, n]` for every n, then a 0: bounds of one sequence, and its slot.
-    constants: G::Buffer<i32>,
     staged: Vec<u32>,
     max_tokens: usize,
 }
@@ -41,13 +40,9 @@ impl<G: Gpu> Header<G> {
     pub const TOKENS: usize = 4;
 
     pub(super) fn new(gpu: &G, max_tokens: usize) -> Result<Self> {
-        let constants: Vec<i32> = (0..=max_tokens as i32).flat_map(|n| [0, n]).chain([0]).collect();
-        Ok(Self {
-            words: gpu.zeroed(Self::TOKENS + max_tokens)?,
-            constants: gpu.copy_of(&constants)?,
-            staged: Vec::with_capacity(Self::TOKENS + max_tokens),
-            max_tokens,
-        })
+        let mut words = vec![0; Self::TOKENS + max_tokens];
+        words.extend((0..=max_tokens as u32).flat_map(|n| [0, n]).chain([0]));
+        Ok(Self { words: gpu.copy_of(&words)?, staged: Vec::with_capacity(Self::TOKENS + max_tokens), max_tokens })
     }
 
     /// Most tokens.
@@ -64,22 +59,18 @@ impl<G: Gpu> Header<G> {
         gpu.write(&mut self.words, &self.staged)
     }
 
-    /// What changes from round to round.
+    /// The buffer.
     pub fn words(&self) -> &G::Buffer<u32> {
         &self.words
     }
-    /// What does not: see [`Header::cu_seqlens`] and [`Header::state_indices`].
-    pub fn constants(&self) -> &G::Buffer<i32> {
-        &self.constants
-    }
-    /// First of the two elements of [`Header::constants`] that bound a sequence of `n` tokens.
+    /// First of the two elements that bound a sequence of `n` tokens: 0 and n.
     pub fn cu_seqlens(&self, n: usize) -> usize {
         assert!(n <= self.max_tokens, "{n} tokens, expected at most {}", self.max_tokens);
-        2 * n
+        Self::TOKENS + self.max_tokens + 2 * n
     }
-    /// Element of [`Header::constants`] that is the slot of the sequence: 0.
+    /// Element that is the slot of the sequence: 0.
     pub fn state_indices(&self) -> usize {
-        2 * (self.max_tokens + 1)
+        Self::TOKENS + self.max_tokens + 2 * (self.max_tokens + 1)
     }
     /// The token ids.
     pub(super) fn tokens(&self) -> Ids<'_, G> {

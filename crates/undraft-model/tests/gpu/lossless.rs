@@ -103,7 +103,7 @@ fn scripted(reference: &Record, prompt_len: usize, vocab_size: usize, seed: u64)
 
 #[test]
 fn scripted_drafts() {
-    let cases = match crate::IS_FAST {
+    let cases = match crate::is_fast() {
         true => vec![(NEXT, 200, 1..=MAX_WINDOW), (ODD, 200, 1..=MAX_WINDOW), (TRAINED, 400, 1..=MAX_WINDOW)],
         false => vec![(NEXT, 16, 1..=MAX_WINDOW), (ODD, 12, 3..=4)],
     };
@@ -124,7 +124,7 @@ fn scripted_drafts() {
 
 #[test]
 fn mtp_drafts() {
-    let cases = match crate::IS_FAST {
+    let cases = match crate::is_fast() {
         true => vec![(NEXT, 100, 1..=8), (ODD, 100, 1..=8), (TRAINED, 400, 1..=8)],
         false => vec![(NEXT, 10, 1..=8), (ODD, 8, 3..=3), (TRAINED, 12, 3..=3)],
     };
@@ -147,7 +147,7 @@ fn mtp_drafts() {
 #[test]
 fn lookup_drafts() {
     let Some(model) = load(NEXT) else { return };
-    let num_tokens = if crate::IS_FAST { 200 } else { 12 };
+    let num_tokens = if crate::is_fast() { 200 } else { 12 };
     let mut bench = Bench::new(&model, prompt(&model, 3).repeat(4), num_tokens);
     let capacity = bench.cache.capacity();
     for sampling in samplings() {

@@ -1,5 +1,5 @@
 //! The runner on a GPU held against its own plain decoding, and against the CPU's, on the device that the test binary has: its
-//! `Gpu` is the kind, `device()` opens it, `IS_FAST` says whether it does more than a test or two a second.
+//! `Gpu` is the kind, `device()` opens it, `is_fast()` says whether it does more than a test or two a second.
 
 mod lossless;
 mod rounds;

@@ -36,7 +36,7 @@ fn tokens(config: &ModelConfig, rng: &mut Rng, len: usize) -> Vec<u32> {
 /// Windows of 1 to 8 tokens of which random parts stay are the kept tokens one by one; so is a prompt, wherever it is cut.
 #[test]
 fn what_stays_is_what_the_kept_tokens_leave() {
-    let cases = if crate::IS_FAST { [(NEXT, 24), (ODD, 24)] } else { [(NEXT, 12), (ODD, 6)] };
+    let cases = if crate::is_fast() { [(NEXT, 24), (ODD, 24)] } else { [(NEXT, 12), (ODD, 6)] };
     for (path, num_rounds) in cases {
         let Some(model) = load(path) else { return };
         let mut rng = Rng::new(23);
