@@ -64,17 +64,24 @@ pub enum DeviceArg {
     Cpu,
     /// An NVIDIA GPU by its number.
     Cuda(usize),
+    /// An adapter of wgpu by its number.
+    Wgpu(usize),
 }
 
 impl FromStr for DeviceArg {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let expected = || format!("`{text}` is no device, expected cpu, cuda or cuda:N");
+        let expected = || format!("`{text}` is no device, expected cpu, cuda, cuda:N, wgpu or wgpu:N");
         match text {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda(0)),
-            _ => text.strip_prefix("cuda:").and_then(|n| n.parse().ok()).map(Self::Cuda).ok_or_else(expected),
+            "wgpu" => Ok(Self::Wgpu(0)),
+            _ => match text.split_once(':') {
+                Some(("cuda", n)) => n.parse().map(Self::Cuda).map_err(|_| expected()),
+                Some(("wgpu", n)) => n.parse().map(Self::Wgpu).map_err(|_| expected()),
+                _ => Err(expected()),
+            },
         }
     }
 }
@@ -101,9 +108,10 @@ pub fn cpu(isa: Option<IsaArg>, threads: Option<usize>) -> Result<CpuBackend> {
 pub fn device(device: DeviceArg, isa: Option<IsaArg>, threads: Option<usize>) -> Result<Device> {
     match device {
         DeviceArg::Cpu => cpu(isa, threads).map(Device::cpu_with),
-        DeviceArg::Cuda(_) if isa.is_some() => bail!("`--isa` needs `--device cpu`"),
-        DeviceArg::Cuda(_) if threads.is_some() => bail!("`--threads` needs `--device cpu`"),
+        _ if isa.is_some() => bail!("`--isa` needs `--device cpu`"),
+        _ if threads.is_some() => bail!("`--threads` needs `--device cpu`"),
         DeviceArg::Cuda(ordinal) => Ok(Device::cuda(ordinal)?),
+        DeviceArg::Wgpu(ordinal) => Ok(Device::wgpu(ordinal)?),
     }
 }
 

@@ -13,6 +13,7 @@ pub mod model;
 pub mod sampling;
 pub mod text;
 pub mod weights;
+pub mod wgpu;
 
 pub use config::ModelConfig;
 pub use error::{ModelError, Result};

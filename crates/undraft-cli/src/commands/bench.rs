@@ -118,6 +118,7 @@ pub fn run(args: &Args) -> Result<bool> {
                 None => bail!("`--device` is {}, expected cuda", device.name()),
             }
         }
+        DeviceArg::Wgpu(_) => bail!("`--device` is wgpu, expected cpu or cuda"),
     };
     if let Some(path) = &args.plot {
         std::fs::write(path, plot::svg(&header, &rows)).with_context(|| format!("cannot write {}", path.display()))?;
@@ -156,7 +157,7 @@ impl Setting {
             StateArg::F16 => DType::F16,
         };
         let (tokens, batch): (&[usize], &[usize]) = match (args.device, args.op) {
-            (DeviceArg::Cpu, _) => (&[1, 4, 8], &[1, 8]),
+            (DeviceArg::Cpu | DeviceArg::Wgpu(_), _) => (&[1, 4, 8], &[1, 8]),
             (DeviceArg::Cuda(_), OpArg::Chunk) => (&[8192], &[1]),
             (DeviceArg::Cuda(_), _) => (&[4, 8], &[1, 64, 256]),
         };

@@ -67,6 +67,7 @@ pub fn run(args: &Args) -> Result<bool> {
     match args.device {
         Some(DeviceArg::Cpu) => {}
         Some(DeviceArg::Cuda(ordinal)) => test(format!("cuda:{ordinal}"), Ok(Device::cuda(ordinal)?.backend())),
+        Some(DeviceArg::Wgpu(ordinal)) => test(format!("wgpu:{ordinal}"), Ok(Device::wgpu(ordinal)?.backend())),
         None => {
             for (ordinal, device) in cuda_devices().enumerate() {
                 let device = device.as_ref().map(Device::backend).map_err(ToString::to_string);

@@ -5,8 +5,8 @@
 //! logits, states, keys and values are the same bits whichever of them it goes through. They are close to those of the CPU,
 //! not equal to them.
 //!
-//! The model, its cache and its drafter are written once, over what a device does: [`Gpu`]. [`crate::cuda`] has the names for
-//! NVIDIA's.
+//! The model, its cache and its drafter are written once, over what a device does: [`Gpu`]. [`crate::cuda`] and [`crate::wgpu`]
+//! implement it, and have names for the types on it.
 
 mod args;
 mod block;

@@ -40,17 +40,19 @@ pub struct ArgmaxBuffers<'a> {
     pub out: Binding<'a>,
 }
 
-const OF_PARTS: KernelSource = KernelSource {
+const OF_PARTS: KernelSource<'_> = KernelSource {
     name: "dense_argmax_parts",
     files: files!("dense_order.wgsl", "dense_argmax_parts.wgsl"),
     params: ArgmaxParams::WGSL,
     buffers: &[Access::Read, Access::ReadWrite],
+    exchanges: false,
 };
-const OF_ALL: KernelSource = KernelSource {
+const OF_ALL: KernelSource<'_> = KernelSource {
     name: "dense_argmax",
     files: files!("dense_order.wgsl", "dense_argmax.wgsl"),
     params: ArgmaxParams::WGSL,
     buffers: &[Access::Read, Access::ReadWrite],
+    exchanges: false,
 };
 
 impl Batch<'_> {

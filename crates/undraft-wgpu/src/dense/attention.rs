@@ -55,17 +55,19 @@ pub struct AttentionBuffers<'a> {
     pub out: Binding<'a>,
 }
 
-const OF_PARTS: KernelSource = KernelSource {
+const OF_PARTS: KernelSource<'_> = KernelSource {
     name: "dense_attention_parts",
     files: files!("dense.wgsl", "dense_attention_parts.wgsl"),
     params: AttentionParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::Read, Access::Read, Access::ReadWrite],
+    exchanges: false,
 };
-const OF_ALL: KernelSource = KernelSource {
+const OF_ALL: KernelSource<'_> = KernelSource {
     name: "dense_attention",
     files: files!("dense_attention.wgsl"),
     params: AttentionParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::Read, Access::ReadWrite],
+    exchanges: false,
 };
 
 impl Batch<'_> {

@@ -31,11 +31,12 @@ pub struct EmbedBuffers<'a> {
     pub out: Binding<'a>,
 }
 
-const KERNEL: KernelSource = KernelSource {
+const KERNEL: KernelSource<'_> = KernelSource {
     name: "dense_embed",
     files: files!("dense_embed.wgsl"),
     params: EmbedParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::ReadWrite],
+    exchanges: false,
 };
 
 impl Batch<'_> {

@@ -44,11 +44,12 @@ pub struct LinearBuffers<'a> {
     pub y: Binding<'a>,
 }
 
-const OF_F32: KernelSource = KernelSource {
+const OF_F32: KernelSource<'_> = KernelSource {
     name: "dense_linear_f32",
     files: files!("dense_weights_f32.wgsl", "dense_linear.wgsl"),
     params: LinearParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::Read, Access::ReadWrite],
+    exchanges: false,
 };
 const OF_HALF: KernelSource =
     KernelSource { name: "dense_linear_half", files: files!("dense_weights_half.wgsl", "dense_linear.wgsl"), ..OF_F32 };

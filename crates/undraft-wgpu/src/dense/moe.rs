@@ -40,17 +40,19 @@ pub struct MoeBuffers<'a> {
     pub out: Binding<'a>,
 }
 
-const ROUTE: KernelSource = KernelSource {
+const ROUTE: KernelSource<'_> = KernelSource {
     name: "dense_moe_route",
     files: files!("dense.wgsl", "dense_order.wgsl", "dense_moe_route.wgsl"),
     params: MoeParams::WGSL,
     buffers: &[Access::Read, Access::ReadWrite, Access::ReadWrite],
+    exchanges: false,
 };
-const SUM: KernelSource = KernelSource {
+const SUM: KernelSource<'_> = KernelSource {
     name: "dense_moe_sum",
     files: files!("dense_moe_sum.wgsl"),
     params: MoeParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::Read, Access::Read, Access::ReadWrite],
+    exchanges: false,
 };
 
 impl Batch<'_> {

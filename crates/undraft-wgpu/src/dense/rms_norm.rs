@@ -40,11 +40,12 @@ pub struct DenseNormBuffers<'a> {
     pub out: Binding<'a>,
 }
 
-const KERNEL: KernelSource = KernelSource {
+const KERNEL: KernelSource<'_> = KernelSource {
     name: "dense_rms_norm",
     files: files!("dense.wgsl", "dense_rms_norm.wgsl"),
     params: DenseNormParams::WGSL,
     buffers: &[Access::ReadWrite, Access::Read, Access::Read, Access::ReadWrite],
+    exchanges: false,
 };
 
 impl Batch<'_> {

@@ -46,7 +46,7 @@ pub struct RotateBuffers<'a> {
     pub values: Binding<'a>,
 }
 
-const KERNEL: KernelSource = KernelSource {
+const KERNEL: KernelSource<'_> = KernelSource {
     name: "dense_rotate",
     files: files!("dense.wgsl", "dense_rotate.wgsl"),
     params: RotateParams::WGSL,
@@ -60,6 +60,7 @@ const KERNEL: KernelSource = KernelSource {
         Access::ReadWrite,
         Access::ReadWrite,
     ],
+    exchanges: false,
 };
 
 impl Batch<'_> {

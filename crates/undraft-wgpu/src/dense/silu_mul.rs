@@ -24,11 +24,12 @@ pub struct SiluMulBuffers<'a> {
     pub out: Binding<'a>,
 }
 
-const KERNEL: KernelSource = KernelSource {
+const KERNEL: KernelSource<'_> = KernelSource {
     name: "dense_silu_mul",
     files: files!("dense_silu_mul.wgsl"),
     params: SiluMulParams::WGSL,
     buffers: &[Access::Read, Access::ReadWrite],
+    exchanges: false,
 };
 
 impl Batch<'_> {
