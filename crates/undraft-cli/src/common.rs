@@ -73,15 +73,15 @@ impl FromStr for DeviceArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let expected = || format!("`{text}` is no device, expected cpu, cuda, cuda:N, wgpu or wgpu:N");
+        let numbered = |prefix: &str| text.strip_prefix(prefix).and_then(|n| n.parse().ok());
         match text {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda(0)),
             "wgpu" => Ok(Self::Wgpu(0)),
-            _ => match text.split_once(':') {
-                Some(("cuda", n)) => n.parse().map(Self::Cuda).map_err(|_| expected()),
-                Some(("wgpu", n)) => n.parse().map(Self::Wgpu).map_err(|_| expected()),
-                _ => Err(expected()),
-            },
+            _ => {
+                let cuda = numbered("cuda:").map(Self::Cuda);
+                cuda.or_else(|| numbered("wgpu:").map(Self::Wgpu)).ok_or_else(expected)
+            }
         }
     }
 }
@@ -108,8 +108,8 @@ pub fn cpu(isa: Option<IsaArg>, threads: Option<usize>) -> Result<CpuBackend> {
 pub fn device(device: DeviceArg, isa: Option<IsaArg>, threads: Option<usize>) -> Result<Device> {
     match device {
         DeviceArg::Cpu => cpu(isa, threads).map(Device::cpu_with),
-        _ if isa.is_some() => bail!("`--isa` needs `--device cpu`"),
-        _ if threads.is_some() => bail!("`--threads` needs `--device cpu`"),
+        DeviceArg::Cuda(_) | DeviceArg::Wgpu(_) if isa.is_some() => bail!("`--isa` needs `--device cpu`"),
+        DeviceArg::Cuda(_) | DeviceArg::Wgpu(_) if threads.is_some() => bail!("`--threads` needs `--device cpu`"),
         DeviceArg::Cuda(ordinal) => Ok(Device::cuda(ordinal)?),
         DeviceArg::Wgpu(ordinal) => Ok(Device::wgpu(ordinal)?),
     }
@@ -129,6 +129,28 @@ pub fn cuda_devices() -> impl Iterator<Item = undraft::Result<Device>> {
                 matches!(&item, Err(undraft::Error::Cuda(CudaError::NoDriver { .. } | CudaError::NoDevice { .. })));
             Some(item)
         })
+}
+
+/// The adapters of wgpu of this machine, in order.
+pub fn wgpu_devices() -> impl Iterator<Item = undraft::Result<Device>> {
+    (0..undraft::wgpu::adapters().len()).map(Device::wgpu)
+}
+
+/// Driver of an adapter and what was measured of it, in words.
+pub fn wgpu_facts(device: &undraft::wgpu::Device) -> String {
+    let (adapter, facts) = (device.adapter(), device.facts());
+    let subgroups = match facts.subgroup_size {
+        0 => "no subgroups".into(),
+        size if facts.has_subgroups => format!("subgroups of {size}"),
+        size => format!("subgroups of {size}, not used"),
+    };
+    format!(
+        "{}, {}, {subgroups}, fma {}, subnormal numbers {}",
+        adapter.api,
+        adapter.driver,
+        if facts.fma_is_fused { "fused" } else { "not fused: the state's is put together" },
+        if facts.keeps_subnormals { "kept" } else { "taken for 0" }
+    )
 }
 
 /// Bytes with a unit, three digits.

@@ -56,20 +56,22 @@ fn two_product(a: f32, b: f32) -> Pair {
     return Pair(product, add(rest, mul(a_lower, b_lower)));
 }
 
+fn is_finite(x: f32) -> bool { return (bitcast<u32>(x) & INFINITY_BITS) != INFINITY_BITS; }
+
 // a * b + c rounded once, on every device. Where fma is not fused it is put together from sums that lose nothing, of which the
 // last but one is rounded to odd (S. Boldo and G. Melquiond); results below the smallest normal number may then round twice.
 fn fused(a: f32, b: f32, c: f32) -> f32 {
     if FUSED == 1u { return fma(a, b, c); }
-    let plain = add(mul(a, b), c);
-    // No finite number, or no product to speak of.
-    let unknown = (bitcast<u32>(plain) & INFINITY_BITS) == INFINITY_BITS;
     let product = abs(mul(a, b));
-    if unknown || (product < 1e-30 && abs(c) > 1e-18) { return plain; }
-    // Small numbers are made larger, which is exact.
-    let small = product < 1e-30;
-    let factor = select(1.0, 1.2676506002282294e30, small);
-    let uv = two_product(mul(a, select(1.0, 1125899906842624.0, small)), mul(b, select(1.0, 1125899906842624.0, small)));
-    let low = two_sum(mul(c, factor), uv.lo);
+    if !is_finite(a) || !is_finite(b) || product == 0.0 { return add(mul(a, b), c); }
+    // Infinite or NaN, or so large that the product does not count.
+    if !is_finite(c) || (product < 1e-30 && abs(c) > 1e-18) { return c; }
+    // Small numbers are made larger by 2^100 and large ones smaller, which is exact.
+    var scale = 1.0;
+    if product < 1e-30 { scale = 1125899906842624.0; }
+    if product > 1e30 { scale = 8.881784197001252e-16; }
+    let uv = two_product(mul(a, scale), mul(b, scale));
+    let low = two_sum(mul(mul(c, scale), scale), uv.lo);
     let high = two_sum(uv.hi, low.hi);
     let rest = two_sum(low.lo, high.lo);
     let bits = bitcast<u32>(rest.hi);
@@ -77,7 +79,22 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
     let towards = select(bits - 1u, bits + 1u, (rest.lo > 0.0) == (rest.hi > 0.0));
     let odd = select(bits, towards, rest.lo != 0.0 && (bits & 1u) == 0u);
     let sum = add(high.hi, bitcast<f32>(odd));
-    return mul(sum, select(1.0, 7.888609052210118e-31, small));
+    // Powers of two.
+    let back = select(select(1.0, 8.881784197001252e-16, scale > 1.0), 1125899906842624.0, scale < 1.0);
+    return mul(mul(sum, back), back);
+}
+// Of four neighbours: the state's update, whose product `scaled` meets no sum but that of `fused`.
+fn fused4(a: f32, b: vec4<f32>, c: vec4<f32>) -> vec4<f32> {
+    if FUSED == 1u { return fma(vec4<f32>(a), b, c); }
+    return vec4<f32>(fused(a, b.x, c.x), fused(a, b.y, c.y), fused(a, b.z, c.z), fused(a, b.w, c.w));
+}
+fn scaled(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
+    if FUSED == 1u { return a * b; }
+    return vec4<f32>(mul(a.x, b.x), mul(a.y, b.y), mul(a.z, b.z), mul(a.w, b.w));
+}
+// Adds a . b to a sum, element by element.
+fn dot_onto(a: vec4<f32>, b: vec4<f32>, sum: f32) -> f32 {
+    return mad(a.w, b.w, mad(a.z, b.z, mad(a.y, b.y, mad(a.x, b.x, sum))));
 }
 
 // ---- 16-bit elements, two a word, the first in the lower half ---------------------------------------------------
@@ -198,3 +215,17 @@ fn sigmoid(x: f32) -> f32 {
     let e = exponential(-abs(x));
     return divide(select(e, 1.0, x >= 0.0), add(e, 1.0));
 }
+
+// ---- what calls are given ---------------------------------------------------------------------------------------
+
+// How the decay is given.
+const DECAY_LOG = 0u;
+const DECAY_LINEAR = 1u;
+const DECAY_NEG_LOG = 2u;
+const DECAY_GATE = 3u;
+// What a window leaves.
+const CAPTURE_FINAL = 0u;
+const CAPTURE_PER_TOKEN = 1u;
+const CAPTURE_DELTA_LOG = 2u;
+// The place of a list that is not given.
+const NONE = 0xffffffffu;

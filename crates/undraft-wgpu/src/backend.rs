@@ -13,7 +13,14 @@ use crate::ops;
 pub(crate) const NAME: &str = "wgpu";
 
 /// Operations that there are kernels for.
-const OPS: &[Op] = &[Op::FusedGdnGating];
+const OPS: &[Op] = &[
+    Op::FusedGdnGating,
+    Op::CausalConv1dUpdate,
+    Op::CausalConv1dFn,
+    Op::FusedRecurrentGatedDeltaRule,
+    Op::CommitStates,
+    Op::RmsNormGated,
+];
 
 /// The wgpu back end: one device.
 #[derive(Debug)]
@@ -72,22 +79,22 @@ impl Backend for WgpuBackend {
     fn fused_gdn_gating(&self, args: Checked<FusedGdnGatingArgs<'_>>) -> Result<(), Error> {
         Ok(ops::fused_gdn_gating::run(self, args.into_inner())?)
     }
-    fn causal_conv1d_update(&self, _: Checked<CausalConv1dUpdateArgs<'_>>) -> Result<(), Error> {
-        self.refused(Op::CausalConv1dUpdate)
+    fn causal_conv1d_update(&self, args: Checked<CausalConv1dUpdateArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::causal_conv1d_update::run(self, args.into_inner())?)
     }
-    fn causal_conv1d_fn(&self, _: Checked<CausalConv1dFnArgs<'_>>) -> Result<(), Error> {
-        self.refused(Op::CausalConv1dFn)
+    fn causal_conv1d_fn(&self, args: Checked<CausalConv1dFnArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::causal_conv1d_fn::run(self, args.into_inner())?)
     }
-    fn fused_recurrent_gated_delta_rule(&self, _: Checked<FusedRecurrentArgs<'_>>) -> Result<(), Error> {
-        self.refused(Op::FusedRecurrentGatedDeltaRule)
+    fn fused_recurrent_gated_delta_rule(&self, args: Checked<FusedRecurrentArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::fused_recurrent_gated_delta_rule::run(self, args.into_inner())?)
     }
     fn chunk_gated_delta_rule(&self, _: Checked<ChunkGatedDeltaRuleArgs<'_>>) -> Result<(), Error> {
         self.refused(Op::ChunkGatedDeltaRule)
     }
-    fn commit_states(&self, _: Checked<CommitStatesArgs<'_>>) -> Result<(), Error> {
-        self.refused(Op::CommitStates)
+    fn commit_states(&self, args: Checked<CommitStatesArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::commit_states::run(self, args.into_inner())?)
     }
-    fn rms_norm_gated(&self, _: Checked<RmsNormGatedArgs<'_>>) -> Result<(), Error> {
-        self.refused(Op::RmsNormGated)
+    fn rms_norm_gated(&self, args: Checked<RmsNormGatedArgs<'_>>) -> Result<(), Error> {
+        Ok(ops::rms_norm_gated::run(self, args.into_inner())?)
     }
 }

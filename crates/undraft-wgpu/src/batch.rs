@@ -18,7 +18,7 @@ pub(crate) const PARAMS_BYTES: u64 = 512;
 /// params! {
 ///     struct DoubleParams { len: u32, }
 /// }
-/// const DOUBLE: KernelSource = KernelSource {
+/// const DOUBLE: KernelSource<'_> = KernelSource {
 ///     name: "double",
 ///     files: &["
 ///         @group(0) @binding(0) var<storage, read_write> x: array<f32>;
@@ -29,6 +29,7 @@ pub(crate) const PARAMS_BYTES: u64 = 512;
 ///     "],
 ///     params: DoubleParams::WGSL,
 ///     buffers: &[Access::ReadWrite],
+///     exchanges: false,
 /// };
 /// # let Ok(device) = Device::open(0) else { return Ok(()) };
 /// let kernel = device.pipeline(&DOUBLE, &[("THREADS", 64)])?;

@@ -1,10 +1,11 @@
 //! A device: an adapter that was opened, its limits, what was measured of it, and its kernels.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::adapter::{self, AdapterInfo, ready};
 use crate::batch::PARAMS_BYTES;
+use crate::buffer::Binding;
 use crate::error::{Result, WgpuError};
 use crate::kernel::{Access, Constants, KernelSource};
 use crate::probe::Facts;
@@ -30,6 +31,8 @@ struct Inner {
     facts: Facts,
     params_layout: wgpu::BindGroupLayout,
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
+    /// What is bound in the place of tensors that are not given.
+    absent: OnceLock<[wgpu::Buffer; 3]>,
     /// The first failure that no call has reported yet.
     failure: Arc<Mutex<Option<String>>>,
 }
@@ -141,6 +144,7 @@ impl Device {
             facts: Facts::default(),
             params_layout,
             pipelines: Mutex::default(),
+            absent: OnceLock::new(),
             failure,
         };
         let probed = Self(Arc::new(inner.shallow()));
@@ -174,7 +178,7 @@ impl Device {
     /// # Errors
     /// [`WgpuError::Limit`] if it has more buffers or threads than the device allows; [`WgpuError::Kernel`] if the text is
     /// wrong or needs more workgroup memory than there is.
-    pub fn pipeline(&self, source: &KernelSource, constants: &Constants) -> Result<Arc<Pipeline>> {
+    pub fn pipeline(&self, source: &KernelSource<'_>, constants: &Constants) -> Result<Arc<Pipeline>> {
         let name = source.key(constants);
         if let Some(pipeline) = lock(&self.0.pipelines).get(&name) {
             return Ok(pipeline.clone());
@@ -188,7 +192,9 @@ impl Device {
         let facts = self.facts();
         let mut all = constants.to_vec();
         all.extend([("FUSED", facts.fma_is_fused.into()), ("SUBGROUPS", facts.has_subgroups.into())]);
-        let text = source.text(&all)?;
+        // Where a fused multiplication is many instructions, writing loops out would make a kernel of many thousands.
+        let text = source.text(&all, facts.fma_is_fused)?;
+
         let pipeline = Arc::new(self.compile(name.clone(), &text, source.buffers)?);
         // Two threads may have compiled it; either's does.
         Ok(lock(&self.0.pipelines).entry(name).or_insert(pipeline).clone())
@@ -240,6 +246,14 @@ impl Device {
             e => e,
         })?;
         Ok(Pipeline { name, pipeline, layout, num_buffers: buffers.len() })
+    }
+
+    /// What stands for a tensor that is not given; a dispatch takes each of them once.
+    pub(crate) fn absent(&self, which: usize) -> Binding<'_> {
+        let usage = wgpu::BufferUsages::STORAGE;
+        let descriptor = wgpu::BufferDescriptor { label: Some("absent"), size: 16, usage, mapped_at_creation: false };
+        let buffers = self.0.absent.get_or_init(|| std::array::from_fn(|_| self.wgpu().create_buffer(&descriptor)));
+        (&buffers[which]).into()
     }
 
     /// Waits until everything that was submitted has run.
@@ -319,6 +333,7 @@ impl Inner {
             facts: self.facts.clone(),
             params_layout: self.params_layout.clone(),
             pipelines: Mutex::default(),
+            absent: OnceLock::new(),
             failure: self.failure.clone(),
         }
     }

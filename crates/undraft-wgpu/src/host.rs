@@ -8,7 +8,7 @@ use undraft_core::{DType, Data, DataMut, Rows, RowsMut, bf16, f16};
 use crate::buffer::Binding;
 use crate::device::Device;
 use crate::error::{Result, WgpuError};
-use crate::raw::Elements;
+use crate::raw::{Elements, NONE};
 
 /// A number as kernels take it.
 pub(crate) fn count(arg: &'static str, n: u64) -> Result<u32> {
@@ -89,6 +89,44 @@ pub(crate) fn read_f32(bytes: &[u8], to: &mut [f32]) {
 fn read_halves<T>(bytes: &[u8], to: &mut [T], from_bits: impl Fn(u16) -> T) {
     for (to, from) in to.iter_mut().zip(bytes.as_chunks().0) {
         *to = from_bits(u16::from_le_bytes(*from));
+    }
+}
+
+/// Several tensors on their way into one buffer, each from a multiple of four words on.
+#[derive(Default)]
+pub(crate) struct Packed(Vec<u32>);
+
+impl Packed {
+    /// Adds elements of 32 bits; gives the place of the first.
+    pub(crate) fn push<T: bytemuck::NoUninit>(&mut self, arg: &'static str, elements: &[T]) -> Result<u32> {
+        self.push_words(arg, bytemuck::cast_slice(elements))
+    }
+    /// The same, [`NONE`] where there are none.
+    pub(crate) fn push_some<T: bytemuck::NoUninit>(&mut self, arg: &'static str, elements: &[T]) -> Result<u32> {
+        if elements.is_empty() { Ok(NONE) } else { self.push(arg, elements) }
+    }
+    /// Adds rows; gives the place of the first element, in elements, and the elements from one row to the next.
+    pub(crate) fn push_rows(
+        &mut self,
+        arg: &'static str,
+        rows: &Rows<'_>,
+        num_rows: usize,
+        row_len: usize,
+    ) -> Result<(u32, u32)> {
+        let (words, stride) = pack(rows, num_rows, row_len);
+        let first = self.push_words(arg, &words)?;
+        let elements_a_word = (4 / rows.dtype().size()) as u64;
+        Ok((count(arg, u64::from(first) * elements_a_word)?, count(arg, stride as u64)?))
+    }
+    fn push_words(&mut self, arg: &'static str, words: &[u32]) -> Result<u32> {
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        let first = count(arg, self.0.len() as u64)?;
+        self.0.extend_from_slice(words);
+        Ok(first)
+    }
+    pub(crate) fn upload(&self, device: &Device, label: &'static str) -> Result<wgpu::Buffer> {
+        count(label, self.0.len() as u64)?;
+        device.buffer_from(label, &self.0)
     }
 }
 

@@ -17,21 +17,23 @@ pub enum Access {
 /// found to have), the struct `Params` with the uniform `p` in it (`@group(1) @binding(0)`), then the files. The files declare the buffers of `buffers`, in order from binding 0 of group 0,
 /// and an entry point `main` with a workgroup of `THREADS`.
 #[derive(Clone, Copy, Debug)]
-pub struct KernelSource {
+pub struct KernelSource<'a> {
     /// Name of the kernel in errors and profilers.
     pub name: &'static str,
     /// WGSL files, in order.
-    pub files: &'static [&'static str],
+    pub files: &'a [&'static str],
     /// WGSL of the parameters: `WGSL` of a struct that [`params!`](crate::params) made.
     pub params: &'static str,
     /// The buffers.
-    pub buffers: &'static [Access],
+    pub buffers: &'a [Access],
+    /// Whether it calls `lane_xor`, which is through subgroups or workgroup memory, as the device has them.
+    pub exchanges: bool,
 }
 
 /// Constants of a kernel, by their names in WGSL; `u32`.
 pub type Constants = [(&'static str, u32)];
 
-impl KernelSource {
+impl KernelSource<'_> {
     /// What tells a kernel with its constants from all others.
     pub(crate) fn key(&self, constants: &Constants) -> String {
         let mut key = self.name.to_owned();
@@ -41,17 +43,28 @@ impl KernelSource {
         key
     }
 
-    /// The text for a device.
-    pub(crate) fn text(&self, constants: &Constants) -> Result<String> {
+    /// The text for a device; with `unrolls`, loops that are marked are written out.
+    pub(crate) fn text(&self, constants: &Constants, unrolls: bool) -> Result<String> {
         let mut text = String::new();
         for (name, value) in constants {
             text += &format!("const {name} = {value}u;\n");
         }
         text += self.params;
+        if self.exchanges {
+            let has_subgroups = constants.contains(&("SUBGROUPS", 1));
+            text += if has_subgroups {
+                include_str!("../kernels/lanes_subgroup.wgsl")
+            } else {
+                include_str!("../kernels/lanes_workgroup.wgsl")
+            };
+        }
         for file in self.files {
-            let unrolled = unroll(file, constants)
-                .map_err(|why| WgpuError::Kernel { kernel: self.key(constants), why: why.to_string() })?;
-            text += &unrolled;
+            if unrolls {
+                let kernel = || self.key(constants);
+                text += &unroll(file, constants).map_err(|why| WgpuError::Kernel { kernel: kernel(), why })?;
+            } else {
+                text += file;
+            }
         }
         Ok(text)
     }

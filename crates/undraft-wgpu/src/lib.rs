@@ -32,6 +32,7 @@ mod math_tests;
 mod ops;
 mod probe;
 pub mod raw;
+mod select;
 
 pub use adapter::{AdapterInfo, adapters};
 pub use backend::WgpuBackend;

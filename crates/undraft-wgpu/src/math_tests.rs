@@ -12,7 +12,7 @@ crate::params! {
     struct MathParams { function: u32, len: u32, }
 }
 
-const MATH: KernelSource = KernelSource {
+const MATH: KernelSource<'_> = KernelSource {
     name: "math",
     files: &[
         include_str!("../kernels/prelude.wgsl"),
@@ -43,6 +43,7 @@ const MATH: KernelSource = KernelSource {
     ],
     params: MathParams::WGSL,
     buffers: &[Access::Read, Access::ReadWrite],
+    exchanges: false,
 };
 
 /// The first device, or none, which is said.
@@ -173,9 +174,25 @@ fn fused_rounds_once() {
         b.push(y);
         c.push(if i % 5 == 0 { near } else { other });
     }
-    for special in
-        [[f32::NAN, 1.0, 1.0], [f32::INFINITY, 1.0, 1.0], [1.0, 1.0, f32::INFINITY], [0.0, 5.0, 3.0], [0.0, 5.0, 0.0]]
-    {
+    let infinity = f32::INFINITY;
+    let specials = [
+        [f32::NAN, 1.0, 1.0],
+        [infinity, 1.0, 1.0],
+        [1.0, 1.0, infinity],
+        [1e30, -1e30, infinity],
+        [1e30, 1e30, -infinity],
+        [infinity, 1.0, -infinity],
+        [1e-30, 1e-30, -infinity],
+        [0.0, infinity, 1.0],
+        [f32::MAX, 0.0, 1.0],
+        [-f32::MAX, 1.0, 0.0],
+        [2e19, 2e19, -3e38],
+        [1e19, 3e19, 3e38],
+        [1e30, 1e30, -3e38],
+        [0.0, 5.0, 3.0],
+        [0.0, 5.0, 0.0],
+    ];
+    for special in specials {
         let [x, y, z] = special;
         (a.push(x), b.push(y), c.push(z));
     }

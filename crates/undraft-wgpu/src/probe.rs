@@ -26,17 +26,19 @@ crate::params! {
     struct ProbeParams { x: f32, y: f32, smallest: f32, half: f32, one: f32, tie: f32, nothing: f32, }
 }
 
-const PROBE: KernelSource = KernelSource {
+const PROBE: KernelSource<'_> = KernelSource {
     name: "probe",
     files: &[include_str!("../kernels/probe.wgsl")],
     params: ProbeParams::WGSL,
     buffers: &[Access::ReadWrite],
+    exchanges: false,
 };
-const LANES: KernelSource = KernelSource {
+const LANES: KernelSource<'_> = KernelSource {
     name: "probe_lanes",
     files: &[include_str!("../kernels/probe_lanes.wgsl")],
     params: ProbeParams::WGSL,
     buffers: &[Access::ReadWrite],
+    exchanges: false,
 };
 
 /// Lanes that hold a row of a state: a subgroup has to have as many.
@@ -79,7 +81,7 @@ impl Facts {
     }
 }
 
-fn run(device: &Device, source: &KernelSource, params: &ProbeParams, words: usize) -> Result<Vec<u32>> {
+fn run(device: &Device, source: &KernelSource<'_>, params: &ProbeParams, words: usize) -> Result<Vec<u32>> {
     let pipeline = device.pipeline(source, &[("THREADS", THREADS)])?;
     let results = device.buffer("probe", 4 * words as u64)?;
     let mut batch = Batch::new(device);

@@ -3,9 +3,9 @@
 use undraft_core::{bf16, f16};
 use undraft_testing::Rng;
 use undraft_wgpu::dense::{
-    ArgmaxBuffers, ArgmaxParams, AttentionBuffers, AttentionParams, DenseNormBuffers, DenseNormParams, EmbedBuffers, EmbedParams, INVALID,
-    LinearBuffers, LinearParams, MoeBuffers, MoeParams, RotateBuffers, RotateParams, SiluMulBuffers, SiluMulParams,
-    argmax_parts, attention_segments,
+    ArgmaxBuffers, ArgmaxParams, AttentionBuffers, AttentionParams, DenseNormBuffers, DenseNormParams, EmbedBuffers,
+    EmbedParams, INVALID, LinearBuffers, LinearParams, MoeBuffers, MoeParams, RotateBuffers, RotateParams,
+    SiluMulBuffers, SiluMulParams, argmax_parts, attention_segments,
 };
 use undraft_wgpu::raw::Elements;
 use undraft_wgpu::{Batch, Binding, Device, WgpuError, wgpu};

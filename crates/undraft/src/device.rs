@@ -51,10 +51,10 @@ impl Device {
         Self(Kind::Cuda(Arc::new(backend)))
     }
 
-    /// An adapter of wgpu by its number: Vulkan, DirectX 12 or Metal.
+    /// An adapter of wgpu (Vulkan, DirectX 12 or Metal) by its number in [`undraft_wgpu::adapters`].
     ///
     /// # Errors
-    /// [`crate::Error::Wgpu`] without such an adapter, or if it fails.
+    /// [`crate::Error::Wgpu`] without a driver or such an adapter, or if it makes no device.
     pub fn wgpu(ordinal: usize) -> Result<Self> {
         Ok(Self::wgpu_with(WgpuBackend::new(ordinal)?))
     }
@@ -83,21 +83,21 @@ impl Device {
     pub fn cpu_backend(&self) -> Option<&CpuBackend> {
         match &self.0 {
             Kind::Cpu(cpu) => Some(cpu),
-            _ => None,
+            Kind::Cuda(_) | Kind::Wgpu(_) => None,
         }
     }
     /// The CUDA back end, if that is the device.
     pub fn cuda_backend(&self) -> Option<&Arc<CudaBackend>> {
         match &self.0 {
+            Kind::Cpu(_) | Kind::Wgpu(_) => None,
             Kind::Cuda(cuda) => Some(cuda),
-            _ => None,
         }
     }
     /// The wgpu back end, if that is the device.
     pub fn wgpu_backend(&self) -> Option<&Arc<WgpuBackend>> {
         match &self.0 {
+            Kind::Cpu(_) | Kind::Cuda(_) => None,
             Kind::Wgpu(wgpu) => Some(wgpu),
-            _ => None,
         }
     }
 }

@@ -17,7 +17,7 @@ pub enum Error {
     /// The CUDA device cannot be had, or has failed.
     #[error(transparent)]
     Cuda(#[from] undraft_cuda::CudaError),
-    /// wgpu's device failed, or there is none.
+    /// The wgpu adapter cannot be had, or has failed.
     #[error(transparent)]
     Wgpu(#[from] undraft_wgpu::WgpuError),
     /// Every slot is in use.

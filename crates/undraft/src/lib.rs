@@ -44,5 +44,5 @@ pub use undraft_core::{
 pub use undraft_cpu as cpu;
 /// The CUDA back end: drivers, device memory, launches on pointers.
 pub use undraft_cuda as cuda;
-/// The wgpu back end: adapters, device memory, dispatches on buffers.
+/// The wgpu back end: adapters, device memory, kernels in WGSL, batches of dispatches.
 pub use undraft_wgpu as wgpu;

@@ -5,18 +5,21 @@ mod measure;
 mod plot;
 mod recurrent;
 mod states;
+mod wgpu;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use serde_json::json;
 
 use undraft::cuda::CudaBackend;
+use undraft::wgpu::Device as WgpuDevice;
 use undraft::{DType, DecayShape, GdnDims};
 
 use crate::common::{self, DeviceArg, IsaArg, bytes};
 use cuda::Gpu;
 use measure::Row;
 use recurrent::Recurrent;
+use wgpu::Adapter;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -35,7 +38,7 @@ pub struct Args {
     /// Sequences at once; by default 1,8, on CUDA 1,64,256.
     #[arg(long, value_delimiter = ',')]
     batch: Option<Vec<usize>>,
-    /// Where the kernels run: `cpu`, `cuda` or `cuda:N`.
+    /// Where the kernels run: `cpu`, `cuda`, `cuda:N`, `wgpu` or `wgpu:N`.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: DeviceArg,
     /// Threads of the CPU; 1 by default.
@@ -110,6 +113,14 @@ pub fn run(args: &Args) -> Result<bool> {
     );
     let (header, rows) = match args.device {
         DeviceArg::Cpu => on_cpu(args, &setting, &shape)?,
+        DeviceArg::Wgpu(_) => {
+            refuse_on_wgpu(args)?;
+            let device = common::device(args.device, args.isa, args.threads)?;
+            match device.wgpu_backend() {
+                Some(backend) => on_wgpu(backend.device(), args, &setting, &shape)?,
+                None => bail!("`--device` is {}, expected wgpu", device.name()),
+            }
+        }
         DeviceArg::Cuda(_) => {
             refuse_on_cuda(args)?;
             let device = common::device(args.device, args.isa, args.threads)?;
@@ -118,7 +129,6 @@ pub fn run(args: &Args) -> Result<bool> {
                 None => bail!("`--device` is {}, expected cuda", device.name()),
             }
         }
-        DeviceArg::Wgpu(_) => bail!("`--device` is wgpu, expected cpu or cuda"),
     };
     if let Some(path) = &args.plot {
         std::fs::write(path, plot::svg(&header, &rows)).with_context(|| format!("cannot write {}", path.display()))?;
@@ -157,9 +167,9 @@ impl Setting {
             StateArg::F16 => DType::F16,
         };
         let (tokens, batch): (&[usize], &[usize]) = match (args.device, args.op) {
-            (DeviceArg::Cpu | DeviceArg::Wgpu(_), _) => (&[1, 4, 8], &[1, 8]),
+            (DeviceArg::Cpu, _) => (&[1, 4, 8], &[1, 8]),
             (DeviceArg::Cuda(_), OpArg::Chunk) => (&[8192], &[1]),
-            (DeviceArg::Cuda(_), _) => (&[4, 8], &[1, 64, 256]),
+            (DeviceArg::Cuda(_) | DeviceArg::Wgpu(_), _) => (&[4, 8], &[1, 64, 256]),
         };
         let tokens = args.tokens.clone().unwrap_or_else(|| tokens.to_vec());
         let batch = args.batch.clone().unwrap_or_else(|| batch.to_vec());
@@ -225,6 +235,36 @@ fn on_cuda(backend: &CudaBackend, args: &Args, setting: &Setting, shape: &str) -
         rows.extend(gpu.recurrent(batch, &setting.tokens)?);
     }
     Ok((header, rows))
+}
+
+/// The same through wgpu.
+fn on_wgpu(device: &WgpuDevice, args: &Args, setting: &Setting, shape: &str) -> Result<(String, Vec<Row>)> {
+    let state_bytes = args.state_bytes.unwrap_or(cuda::STATE_BYTES);
+    let adapter = Adapter::new(device, setting.dims, setting.state, state_bytes);
+    let info = device.adapter();
+    let header = format!(
+        "wgpu:{}, {}, {}, {shape}, bf16 q, k, v, gates and o, L2 norm and gates in the kernel, time a layer, layers with {} of \
+         states or more",
+        info.ordinal,
+        info.name,
+        info.driver,
+        bytes(state_bytes)
+    );
+    let mut rows = Vec::new();
+    for &batch in &setting.batch {
+        rows.extend(adapter.recurrent(batch, &setting.tokens)?);
+    }
+    Ok((header, rows))
+}
+
+/// What is not measured there.
+fn refuse_on_wgpu(args: &Args) -> Result<()> {
+    match args.op {
+        OpArg::Threads => bail!("`--op threads` needs `--device cpu`"),
+        OpArg::ForkJoin => bail!("`--op fork-join` needs `--device cpu`"),
+        OpArg::Chunk => bail!("`--op chunk` needs `--device cpu` or `cuda`"),
+        OpArg::Recurrent => Ok(()),
+    }
 }
 
 /// Options that mean nothing there; those of threads and instruction set are refused with the device.

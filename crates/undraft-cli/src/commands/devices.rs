@@ -6,7 +6,7 @@ use undraft::cpu::{CpuBackend, Isa};
 use undraft::cuda::driver::DeviceAttributes;
 use undraft::{Backend, Device, GdnDims, LayerDims, PoolConfig, StatePool};
 
-use crate::common::{available_threads, bytes, cuda_devices};
+use crate::common::{available_threads, bytes, cuda_devices, wgpu_devices};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -53,6 +53,7 @@ pub fn run(args: &Args) -> Result<bool> {
         });
         let mut devices = vec![cpu];
         devices.extend(cuda_devices().enumerate().map(|(ordinal, device)| cuda_json(ordinal, &device)));
+        devices.extend(wgpu_devices().enumerate().map(|(ordinal, device)| wgpu_json(ordinal, &device)));
         outln!("{}", serde_json::to_string_pretty(&json!({ "devices": devices, "memory_per_slot": memory }))?);
         return Ok(true);
     }
@@ -68,6 +69,9 @@ pub fn run(args: &Args) -> Result<bool> {
     outln!("  head sizes    1..={}, K and V of their own", caps.max_head_dim);
     for (ordinal, device) in cuda_devices().enumerate() {
         print_cuda(ordinal, &device);
+    }
+    for (ordinal, device) in wgpu_devices().enumerate() {
+        print_wgpu(ordinal, &device);
     }
     outln!("\nmemory of one slot (one sequence), windows of 4 tokens");
     outln!(
@@ -127,5 +131,35 @@ fn print_cuda(ordinal: usize, device: &undraft::Result<Device>) {
         }
         (_, Err(why)) => outln!("\ncuda:{ordinal}, not available: {why}"),
         (None, Ok(_)) => {}
+    }
+}
+
+fn wgpu_json(ordinal: usize, device: &undraft::Result<Device>) -> serde_json::Value {
+    let name = format!("wgpu:{ordinal}");
+    match device.as_ref().map(|device| (device, device.wgpu_backend())) {
+        Ok((device, Some(backend))) => {
+            let (adapter, facts) = (backend.device().adapter(), backend.device().facts());
+            json!({
+                "name": name, "device": adapter.name, "api": adapter.api, "driver": adapter.driver, "kind": adapter.kind,
+                "subgroups": facts.has_subgroups, "subgroup_size": facts.subgroup_size, "fma_is_fused": facts.fma_is_fused,
+                "keeps_subnormals": facts.keeps_subnormals,
+                "ops": device.backend().caps().ops.iter().map(|op| op.name()).collect::<Vec<_>>(),
+            })
+        }
+        Err(why) => json!({ "name": name, "unavailable": why.to_string() }),
+        Ok(_) => json!({ "name": name }),
+    }
+}
+
+fn print_wgpu(ordinal: usize, device: &undraft::Result<Device>) {
+    match device.as_ref().map(|device| (device, device.wgpu_backend())) {
+        Ok((device, Some(backend))) => {
+            outln!("\nwgpu:{ordinal}, {}", backend.device().adapter().name);
+            outln!("  {}", crate::common::wgpu_facts(backend.device()));
+            let ops: Vec<_> = device.backend().caps().ops.iter().map(|op| op.name()).collect();
+            outln!("  operations    {}", ops.join(", "));
+        }
+        Err(why) => outln!("\nwgpu:{ordinal}, not available: {why}"),
+        Ok(_) => {}
     }
 }

@@ -8,7 +8,7 @@ use undraft_testing::conformance::{plan, run_one};
 use undraft_testing::coverage::{Axis, Coverage};
 use undraft_testing::{Op, Report, Suite};
 
-use crate::common::{DeviceArg, cuda_devices};
+use crate::common::{DeviceArg, cuda_devices, wgpu_devices, wgpu_facts};
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -18,7 +18,7 @@ pub struct Args {
     /// Print what docs/conformance.md holds.
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
-    /// Check one device alone: `cpu`, `cuda` or `cuda:N`; all that are there by default.
+    /// Check one device alone: `cpu`, `cuda`, `cuda:N`, `wgpu` or `wgpu:N`; all that are there by default.
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceArg>,
 }
@@ -67,11 +67,24 @@ pub fn run(args: &Args) -> Result<bool> {
     match args.device {
         Some(DeviceArg::Cpu) => {}
         Some(DeviceArg::Cuda(ordinal)) => test(format!("cuda:{ordinal}"), Ok(Device::cuda(ordinal)?.backend())),
-        Some(DeviceArg::Wgpu(ordinal)) => test(format!("wgpu:{ordinal}"), Ok(Device::wgpu(ordinal)?.backend())),
+        Some(DeviceArg::Wgpu(ordinal)) => {
+            let device = Device::wgpu(ordinal)?;
+            if as_text {
+                say_facts(&device);
+            }
+            test(format!("wgpu:{ordinal}"), Ok(device.backend()));
+        }
         None => {
             for (ordinal, device) in cuda_devices().enumerate() {
                 let device = device.as_ref().map(Device::backend).map_err(ToString::to_string);
                 test(format!("cuda:{ordinal}"), device);
+            }
+            for (ordinal, device) in wgpu_devices().enumerate() {
+                if let (Ok(device), true) = (&device, as_text) {
+                    say_facts(device);
+                }
+                let device = device.as_ref().map(Device::backend).map_err(ToString::to_string);
+                test(format!("wgpu:{ordinal}"), device);
             }
         }
     }
@@ -92,6 +105,14 @@ pub fn run(args: &Args) -> Result<bool> {
         outln!("\n{summary}");
     }
     Ok(failed == 0)
+}
+
+/// What a wgpu adapter's bits depend on.
+fn say_facts(device: &Device) {
+    if let Some(backend) = device.wgpu_backend() {
+        let device = backend.device();
+        outln!("wgpu:{}, {}, {}", device.adapter().ordinal, device.adapter().name, wgpu_facts(device));
+    }
 }
 
 /// What the suites of one operation covered, counted over all of them.

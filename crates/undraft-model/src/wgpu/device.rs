@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt;
 use undraft::wgpu::dense::{
-    self, ArgmaxBuffers, ArgmaxParams, AttentionBuffers, AttentionParams, DenseNormBuffers, DenseNormParams, EmbedBuffers, EmbedParams,
-    LinearBuffers, LinearParams, MoeBuffers, MoeParams, RotateBuffers, RotateParams, SiluMulBuffers, SiluMulParams,
+    self, ArgmaxBuffers, ArgmaxParams, AttentionBuffers, AttentionParams, DenseNormBuffers, DenseNormParams,
+    EmbedBuffers, EmbedParams, LinearBuffers, LinearParams, MoeBuffers, MoeParams, RotateBuffers, RotateParams,
+    SiluMulBuffers, SiluMulParams,
 };
 use undraft::wgpu::raw::{
     Captured, ConvBuffers, ConvParams, DecayForm, Elements, NormBuffers, NormParams, RecurrentBuffers, RecurrentParams,

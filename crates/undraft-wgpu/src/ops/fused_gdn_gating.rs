@@ -47,7 +47,7 @@ pub struct GatingBuffers<'a> {
     pub beta: Binding<'a>,
 }
 
-const KERNEL: KernelSource = KernelSource {
+const KERNEL: KernelSource<'_> = KernelSource {
     name: "fused_gdn_gating",
     files: &[
         include_str!("../../kernels/prelude.wgsl"),
@@ -56,6 +56,7 @@ const KERNEL: KernelSource = KernelSource {
     ],
     params: GatingParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::Read, Access::Read, Access::ReadWrite, Access::ReadWrite],
+    exchanges: false,
 };
 
 impl Batch<'_> {

@@ -28,9 +28,9 @@ const WARM_UP: usize = 3;
 /// Fewer layers would leave out how launches overlap, more would only take memory.
 const NUM_LAYERS: std::ops::RangeInclusive<usize> = 3..=1024;
 /// Parent of each node of a tree, on 4 levels.
-const TREE: [i32; 16] = [-1, -1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 6, 7, 8, 9];
+pub const TREE: [i32; 16] = [-1, -1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 6, 7, 8, 9];
 /// A path through all levels of it.
-const TREE_PATH: [i32; 4] = [0, 2, 6, 11];
+pub const TREE_PATH: [i32; 4] = [0, 2, 6, 11];
 /// Elements of the random numbers that fill a buffer over and over.
 const BLOCK: usize = 1 << 16;
 /// Element type of all that is neither state nor log.
@@ -38,7 +38,7 @@ const IO: DType = DType::Bf16;
 
 /// What is launched for a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Work {
+pub enum Work {
     /// A device copy of the states.
     Copy,
     /// `tokens` tokens, state overwritten.
@@ -54,7 +54,7 @@ enum Work {
 }
 
 impl Work {
-    fn what(self) -> String {
+    pub fn what(self) -> String {
         match self {
             Work::Copy => "copy (read and write the states)".into(),
             Work::Final { tokens: 1 } => "decode T=1".into(),
@@ -66,7 +66,7 @@ impl Work {
         }
     }
     /// Tokens of a sequence's window.
-    fn window(self) -> usize {
+    pub fn window(self) -> usize {
         match self {
             Work::Copy | Work::Commit { .. } => 0,
             Work::Final { tokens } | Work::Verify { tokens } | Work::PerToken { tokens } => tokens,
@@ -74,7 +74,7 @@ impl Work {
         }
     }
     /// Most tokens that a round keeps; 0 where nothing is pending.
-    fn max_kept(self) -> usize {
+    pub fn max_kept(self) -> usize {
         match self {
             Work::Verify { tokens } | Work::Commit { tokens } => tokens,
             Work::Tree => TREE_PATH.len(),
@@ -82,7 +82,7 @@ impl Work {
         }
     }
     /// Tokens of a slot of the logs.
-    fn log_tokens(self) -> usize {
+    pub fn log_tokens(self) -> usize {
         if self.max_kept() == 0 { 0 } else { self.window().max(self.max_kept()) }
     }
 }

@@ -1,0 +1,278 @@
+//! The recurrence through wgpu, next to a copy of the same states.
+//!
+//! One command buffer has a dispatch for each of so many layers that their states exceed the cache, over and over; a figure is
+//! the median over submissions, each waited for, divided by the dispatches. What is measured is otherwise as in `cuda.rs`.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use undraft::wgpu::raw::{
+    Captured, CommitBuffers, CommitParams, DecayForm, Elements, RecurrentBuffers, RecurrentParams,
+};
+use undraft::wgpu::wgpu::{Buffer, CommandEncoderDescriptor, ComputePassDescriptor};
+use undraft::wgpu::{Batch, Binding, Device, Recorded};
+use undraft::{DType, GdnDims, bf16, f16};
+use undraft_testing::Rng;
+
+use super::cuda::{TREE, TREE_PATH, Work};
+use super::measure::Row;
+
+/// Submissions that a median is taken over, after some that are not counted.
+const SUBMISSIONS: usize = 15;
+const WARM_UP: usize = 3;
+/// Bytes of states that a submission reads, about, so that the submission itself does not count.
+const BYTES_OF_SUBMISSION: usize = 16 << 30;
+/// Layers with their own states.
+const NUM_LAYERS: std::ops::RangeInclusive<usize> = 3..=256;
+/// Elements of the random numbers that fill a buffer over and over.
+const BLOCK: usize = 1 << 16;
+/// Element type of all that is neither state nor log.
+const IO: DType = DType::Bf16;
+
+/// An adapter and what is measured on it.
+pub struct Adapter<'a> {
+    device: &'a Device,
+    dims: GdnDims,
+    state: DType,
+    state_bytes: usize,
+}
+
+/// What a layer's dispatch works on.
+struct Layer {
+    state: Buffer,
+    captured: Option<Buffer>,
+    out: Buffer,
+    log: Option<Buffer>,
+    tokens: Buffer,
+    gates: Buffer,
+    weights: Buffer,
+    params: RecurrentParams,
+}
+
+impl<'a> Adapter<'a> {
+    /// States of `state`, those of all layers together `state_bytes` or somewhat more.
+    pub fn new(device: &'a Device, dims: GdnDims, state: DType, state_bytes: usize) -> Self {
+        Self { device, dims, state, state_bytes }
+    }
+
+    /// Copy and decode, verification of each window and of a tree; of the first window also a state per token, and the
+    /// commit alone.
+    pub fn recurrent(&self, batch: usize, tokens: &[usize]) -> Result<Vec<Row>> {
+        let mut works = vec![Work::Copy, Work::Final { tokens: 1 }];
+        works.extend(tokens.iter().map(|&tokens| Work::Verify { tokens }));
+        works.push(Work::Tree);
+        if let Some(&tokens) = tokens.first() {
+            works.extend([Work::PerToken { tokens }, Work::Commit { tokens }]);
+        }
+        let times = works.iter().map(|&work| self.time(work, batch)).collect::<Result<Vec<f64>>>()?;
+        let row = |(work, &us): (&Work, &f64)| Row {
+            batch,
+            what: work.what(),
+            median_us: us,
+            to_copy: Some(us / times[0]),
+            to_decode: Some(us / times[1]),
+        };
+        Ok(works.iter().zip(&times).map(row).collect())
+    }
+
+    /// Microseconds a layer, the mean over the rounds of the cycle.
+    fn time(&self, work: Work, batch: usize) -> Result<f64> {
+        let layer_bytes = batch * self.dims.state_len() * self.state.size();
+        let num_layers = self.state_bytes.div_ceil(layer_bytes).clamp(*NUM_LAYERS.start(), *NUM_LAYERS.end());
+        let mut rng = Rng::new(7);
+        let lists = self.lists(work, batch)?;
+        let layers = (0..num_layers).map(|_| self.layer(&mut rng, work, batch)).collect::<Result<Vec<_>>>()?;
+        let mut rounds = Vec::new();
+        for (round, ints) in lists.iter().enumerate() {
+            let mut dispatches = Batch::new(self.device);
+            for layer in &layers {
+                self.dispatch(&mut dispatches, work, layer, ints, round)?;
+            }
+            rounds.push(dispatches.finish()?);
+        }
+        // Whole cycles of rounds.
+        let cycle = num_layers * rounds.len();
+        let cycles = (BYTES_OF_SUBMISSION / (layer_bytes * cycle)).clamp(1, 4096 / cycle.min(4096));
+        let mut times = Vec::new();
+        for submission in 0..WARM_UP + SUBMISSIONS {
+            let start = Instant::now();
+            self.submit(work, &rounds, &layers, layer_bytes, cycles)?;
+            self.device.wait()?;
+            if submission >= WARM_UP {
+                times.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2] / (cycles * cycle) as f64)
+    }
+
+    /// All rounds, so many times.
+    fn submit(
+        &self,
+        work: Work,
+        rounds: &[Recorded],
+        layers: &[Layer],
+        layer_bytes: usize,
+        cycles: usize,
+    ) -> Result<()> {
+        let mut encoder = self.device.wgpu().create_command_encoder(&CommandEncoderDescriptor::default());
+        if work == Work::Copy {
+            for layer in (0..cycles).flat_map(|_| layers) {
+                if let Some(to) = &layer.captured {
+                    encoder.copy_buffer_to_buffer(&layer.state, 0, to, 0, layer_bytes as u64);
+                }
+            }
+        } else {
+            let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
+            for round in (0..cycles).flat_map(|_| rounds) {
+                round.encode(&mut pass);
+            }
+        }
+        self.device.queue().submit([encoder.finish()]);
+        Ok(())
+    }
+
+    /// One layer's buffers, for `batch` sequences with windows of `work.window()` tokens, and a slot for each.
+    fn layer(&self, rng: &mut Rng, work: Work, batch: usize) -> Result<Layer> {
+        let d = &self.dims;
+        let num_tokens = batch * work.window();
+        let mut p = RecurrentParams::new(d, batch)?;
+        // One row of q, k and v a token, as a convolution leaves them.
+        let width = 2 * d.key_dim() + d.value_dim();
+        let io = Elements::from(IO).word();
+        (p.k_first, p.v_first) = (d.key_dim() as u32, 2 * d.key_dim() as u32);
+        (p.q_stride, p.k_stride, p.v_stride) = (width as u32, width as u32, width as u32);
+        (p.q_dtype, p.k_dtype, p.v_dtype) = (io, io, io);
+        (p.decay_dtype, p.beta_dtype, p.out_dtype) = (io, io, io);
+        p.beta_first = (num_tokens * d.decay_len()) as u32;
+        p.dt_bias_first = d.num_v_heads() as u32;
+        (p.decay_form, p.beta_is_logit, p.l2_norm, p.eps) = (DecayForm::Gate.word(), 1, 1, 1e-6);
+        let states = batch * d.state_len();
+        let captured = match work {
+            Work::Copy => Some(self.zeros(self.state, states)?),
+            Work::PerToken { tokens } => {
+                (p.capture, p.capture_max) = (Captured::PerToken.word(), tokens as u32);
+                Some(self.zeros(self.state, num_tokens * d.state_len())?)
+            }
+            _ => None,
+        };
+        let mut log = None;
+        if work.max_kept() > 0 {
+            p.capture = Captured::DeltaLog.word();
+            (p.log_max, p.pending_max) = (work.log_tokens() as u32, work.log_tokens() as u32);
+            // Two logs, one behind the other, which change places from round to round.
+            log = Some(self.random(rng, DType::F32, 2 * batch * work.log_tokens() * d.log_len(), 0.09)?);
+        }
+        Ok(Layer {
+            state: self.random(rng, self.state, states, 0.2)?,
+            captured,
+            out: self.zeros(IO, num_tokens * d.value_dim())?,
+            log,
+            tokens: self.random(rng, IO, num_tokens * width, 1.0)?,
+            gates: self.random(rng, IO, num_tokens * (d.decay_len() + d.num_v_heads()), 1.0)?,
+            weights: self.random(rng, DType::F32, d.num_v_heads() + d.decay_len(), 0.5)?,
+            params: p,
+        })
+    }
+
+    fn dispatch(&self, batch: &mut Batch<'_>, work: Work, layer: &Layer, ints: &Lists, round: usize) -> Result<()> {
+        let mut p = layer.params.clone();
+        let d = &self.dims;
+        let entries = p.num_seqs as usize * work.log_tokens();
+        let place = |log: usize| {
+            let first = log * entries * d.log_len();
+            let decay = first + entries * d.key_dim();
+            [first, decay, decay + entries * d.decay_len()].map(|first| first as u32)
+        };
+        [p.pending_k_first, p.pending_decay_first, p.pending_delta_first] = place(round % 2);
+        [p.log_k_first, p.log_decay_first, p.log_delta_first] = place(1 - round % 2);
+        (p.cu_seqlens, p.state_indices) = (0, ints.state_indices);
+        (p.num_pending, p.pending_path, p.parents) = (ints.num_pending, ints.path, ints.parents);
+        match (work, &layer.log) {
+            (Work::Copy, _) => Ok(()),
+            (Work::Commit { .. }, Some(log)) => {
+                let commit = CommitParams {
+                    k_first: p.pending_k_first,
+                    decay_first: p.pending_decay_first,
+                    delta_first: p.pending_delta_first,
+                    log_max: p.pending_max,
+                    state_indices: p.state_indices,
+                    num_kept: p.num_pending,
+                    ..CommitParams::new(d, p.num_seqs as usize)?
+                };
+                let buffers =
+                    CommitBuffers { state: (&layer.state).into(), log: log.into(), ints: (&ints.buffer).into() };
+                Ok(batch.commit_states(&buffers, &commit, self.state)?)
+            }
+            _ => {
+                let buffers = RecurrentBuffers {
+                    state: (&layer.state).into(),
+                    captured: layer.captured.as_ref().map(Binding::from),
+                    out: (&layer.out).into(),
+                    log: layer.log.as_ref().map(Binding::from),
+                    tokens: (&layer.tokens).into(),
+                    gates: (&layer.gates).into(),
+                    weights: Some((&layer.weights).into()),
+                    ints: (&ints.buffer).into(),
+                };
+                Ok(batch.fused_recurrent_gated_delta_rule(&buffers, &p, self.state, d.decay_shape())?)
+            }
+        }
+    }
+
+    /// What the dispatches of all layers read, for each round of the cycle.
+    fn lists(&self, work: Work, batch: usize) -> Result<Vec<Lists>> {
+        let window = work.window();
+        let mut path = TREE_PATH.to_vec();
+        path.resize(work.log_tokens().max(TREE_PATH.len()), 0);
+        let lists = |round: usize| -> Result<Lists> {
+            let mut ints: Vec<i32> = (0..=batch).map(|s| (s * window) as i32).collect();
+            let mut push = |list: Vec<i32>| {
+                let first = if list.is_empty() { undraft::wgpu::raw::NONE } else { ints.len() as u32 };
+                ints.extend(list);
+                first
+            };
+            let state_indices = push((0..batch as i32).rev().collect());
+            let kept = |s: usize| (1 + (s + round) % work.max_kept().max(1)) as i32;
+            let num_pending = push(if work.max_kept() > 0 { (0..batch).map(kept).collect() } else { Vec::new() });
+            let is_tree = work == Work::Tree;
+            let parents = push(if is_tree { TREE.repeat(batch) } else { Vec::new() });
+            let path = push(if is_tree { path.repeat(batch) } else { Vec::new() });
+            Ok(Lists { buffer: self.device.buffer_from("ints", &ints)?, state_indices, num_pending, parents, path })
+        };
+        (0..work.max_kept().max(1).next_multiple_of(if work.max_kept() > 0 { 2 } else { 1 })).map(lists).collect()
+    }
+
+    /// `len` random numbers of mean 0 and this standard deviation.
+    fn random(&self, rng: &mut Rng, dtype: DType, len: usize, scale: f64) -> Result<Buffer> {
+        let block: Vec<u8> =
+            (0..BLOCK).map(|_| (rng.normal() * scale) as f32).flat_map(|x| to_bytes(dtype, x)).collect();
+        let buffer = self.zeros(dtype, len)?;
+        let bytes = len * dtype.size();
+        for at in (0..bytes).step_by(block.len()) {
+            self.device.write(&buffer, at as u64, &block[..block.len().min(bytes - at)])?;
+        }
+        self.device.queue().submit([]);
+        Ok(buffer)
+    }
+    fn zeros(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        Ok(self.device.buffer("bench", (len * dtype.size()) as u64)?)
+    }
+}
+
+/// Lists in one buffer; `cu_seqlens` is the first.
+struct Lists {
+    buffer: Buffer,
+    state_indices: u32,
+    num_pending: u32,
+    parents: u32,
+    path: u32,
+}
+
+fn to_bytes(dtype: DType, x: f32) -> Vec<u8> {
+    match dtype {
+        DType::F32 => x.to_ne_bytes().to_vec(),
+        DType::Bf16 => bf16::from_f32(x).to_ne_bytes().to_vec(),
+        DType::F16 => f16::from_f32(x).to_ne_bytes().to_vec(),
+    }
+}

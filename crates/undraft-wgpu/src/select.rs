@@ -1,0 +1,181 @@
+//! Which kernel runs a call: a pure function of the call's sizes.
+
+use undraft_core::DType;
+
+/// Lanes that hold a row.
+const GROUP: u32 = 8;
+/// Bytes of workgroup memory that WebGPU promises.
+const SMALL_MEMORY: u32 = 16_384;
+
+/// How the rows of a state lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StateAccess {
+    /// In whole vectors of four.
+    Fours,
+    /// In single elements.
+    Ones,
+}
+
+/// A state's element type and its rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StateKind {
+    pub(crate) dtype: DType,
+    pub(crate) access: StateAccess,
+}
+
+impl StateKind {
+    /// `first` and `stride`: first element of the states, and elements from one slot to the next.
+    pub(crate) fn new(dtype: DType, head_k_dim: u32, first: u32, stride: u32) -> Self {
+        let fours = (head_k_dim | first | stride).is_multiple_of(4);
+        Self { dtype, access: if fours { StateAccess::Fours } else { StateAccess::Ones } }
+    }
+}
+
+/// What the choice of a kernel of the recurrence depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecurrentCall {
+    pub(crate) state: StateKind,
+    pub(crate) num_seqs: u32,
+    pub(crate) num_v_heads: u32,
+    pub(crate) head_k_dim: u32,
+    pub(crate) head_v_dim: u32,
+    pub(crate) per_channel: bool,
+    /// Bytes of workgroup memory.
+    pub(crate) memory: u32,
+    /// Whether lanes exchange numbers through workgroup memory.
+    pub(crate) without_subgroups: bool,
+}
+
+/// A kernel of the recurrence and its grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RecurrentPlan {
+    pub(crate) state: StateKind,
+    pub(crate) per_channel: bool,
+    /// Vectors of four that a lane holds of a row: K padded, by 32.
+    pub(crate) vectors: u32,
+    /// Rows of a lane group.
+    pub(crate) rows: u32,
+    /// Invocations of a workgroup.
+    pub(crate) threads: u32,
+    /// Tokens, and pending entries, in workgroup memory at a time.
+    pub(crate) tokens: u32,
+    /// Shares of a head's rows.
+    pub(crate) splits: u32,
+    /// Workgroups with work.
+    pub(crate) units: u64,
+}
+
+/// Rows of all heads up to which a group takes one row, so that the rows spread over the whole device.
+const FEW_ROWS: u64 = 16_384;
+
+/// The padded size depends on `K` alone, and with it the order of sums; the rest decides who computes which rows.
+pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
+    let vectors = match call.head_k_dim.div_ceil(32) {
+        n if call.head_k_dim.is_multiple_of(32) => n,
+        n => n.next_power_of_two(),
+    };
+    let all_rows = u64::from(call.num_seqs) * u64::from(call.num_v_heads) * u64::from(call.head_v_dim);
+    let rows = match vectors {
+        _ if all_rows <= FEW_ROWS => 1,
+        0..=4 => 4,
+        _ => 2,
+    };
+    let threads = 128;
+    let rows_per_workgroup = threads / GROUP * rows;
+    let splits = call.head_v_dim.div_ceil(rows_per_workgroup);
+    let mut plan = RecurrentPlan {
+        state: call.state,
+        per_channel: call.per_channel,
+        vectors,
+        rows,
+        threads,
+        tokens: 8,
+        splits,
+        units: u64::from(call.num_seqs) * u64::from(call.num_v_heads) * u64::from(splits),
+    };
+    while plan.tokens > 1 && plan.memory(call.without_subgroups) > call.memory.max(SMALL_MEMORY) {
+        plan.tokens /= 2;
+    }
+    plan
+}
+
+impl RecurrentPlan {
+    /// Bytes of workgroup memory; the kernel's arrays are the same.
+    fn memory(&self, without_subgroups: bool) -> u32 {
+        let padded = 32 * self.vectors;
+        let rows = self.threads / GROUP * self.rows;
+        let decay = if self.per_channel { padded } else { 4 };
+        let of_a_token = 3 * padded + 2 * decay + 1 + 3 * rows;
+        let exchanged = if without_subgroups { self.threads } else { 0 };
+        4 * (self.tokens * of_a_token + exchanged)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const F32: StateKind = StateKind { dtype: DType::F32, access: StateAccess::Fours };
+
+    fn call(num_seqs: u32, head_k_dim: u32, head_v_dim: u32) -> RecurrentCall {
+        RecurrentCall {
+            state: F32,
+            num_seqs,
+            num_v_heads: 32,
+            head_k_dim,
+            head_v_dim,
+            per_channel: false,
+            memory: 32_768,
+            without_subgroups: false,
+        }
+    }
+
+    #[test]
+    fn states_move_in_fours_where_all_is_aligned() {
+        let of = |k, first, stride| StateKind::new(DType::F32, k, first, stride).access;
+        assert_eq!(of(128, 0, 16_384), StateAccess::Fours);
+        assert_eq!(of(100, 4, 400), StateAccess::Fours);
+        assert_eq!(of(99, 0, 400), StateAccess::Ones);
+        assert_eq!(of(128, 1, 16_384), StateAccess::Ones);
+        assert_eq!(of(128, 0, 16_386), StateAccess::Ones);
+    }
+
+    #[test]
+    fn kernels_are_chosen_as_the_table_says() {
+        // Call, vectors of a lane, rows of a group, tokens at a time, shares of a head.
+        let channels = RecurrentCall { per_channel: true, ..call(64, 128, 128) };
+        let table = [
+            (call(1, 128, 128), 4, 1, 8, 8),
+            (call(64, 128, 128), 4, 4, 8, 2),
+            (call(64, 96, 128), 3, 4, 8, 2),
+            (call(64, 97, 130), 4, 4, 8, 3),
+            (call(64, 65, 17), 4, 4, 8, 1),
+            (call(64, 256, 256), 8, 2, 8, 8),
+            (call(64, 1, 1), 1, 1, 8, 1),
+            (RecurrentCall { memory: 16_384, ..call(64, 128, 128) }, 4, 4, 4, 2),
+            (RecurrentCall { memory: 0, without_subgroups: true, ..call(64, 256, 256) }, 8, 2, 4, 8),
+            (channels, 4, 4, 8, 2),
+            (RecurrentCall { memory: 16_384, head_k_dim: 256, ..channels }, 8, 2, 2, 4),
+        ];
+        for (call, vectors, rows, tokens, splits) in table {
+            let plan = recurrent(&call);
+            let got = (plan.vectors, plan.rows, plan.tokens, plan.splits);
+            assert_eq!(got, (vectors, rows, tokens, splits), "{call:?}, {} bytes", plan.memory(call.without_subgroups));
+        }
+    }
+
+    #[test]
+    fn a_plan_covers_all_rows_within_the_memory_that_webgpu_promises() {
+        for k in 1..=256 {
+            for (v, num_seqs) in [(1, 1), (17, 3), (128, 64), (256, 1), (255, 1000)] {
+                for (per_channel, without_subgroups) in [(false, false), (true, false), (false, true), (true, true)] {
+                    let call = RecurrentCall { per_channel, without_subgroups, memory: 0, ..call(num_seqs, k, v) };
+                    let plan = recurrent(&call);
+                    assert!(plan.memory(without_subgroups) <= SMALL_MEMORY, "{call:?}");
+                    assert!(32 * plan.vectors >= k && plan.splits * plan.threads / 8 * plan.rows >= v, "{call:?}");
+                    assert_eq!(plan.vectors, recurrent(&RecurrentCall { num_seqs: 1, ..call }).vectors);
+                }
+            }
+        }
+    }
+}
