@@ -330,6 +330,9 @@ pub enum ModelError {
     /// The CUDA device failed, or has not enough memory.
     #[error(transparent)]
     Cuda(#[from] undraft::cuda::CudaError),
+    /// wgpu's device failed, or has not enough memory.
+    #[error(transparent)]
+    Wgpu(#[from] undraft::wgpu::WgpuError),
     /// Memory could not be had.
     #[error("{what} need {bytes} bytes, which the system refused; ask for a smaller capacity")]
     OutOfMemory {

@@ -7,11 +7,13 @@ pub mod drafters;
 pub mod error;
 mod files;
 pub mod generate;
+pub mod gpu;
 mod load;
 pub mod model;
 pub mod sampling;
 pub mod text;
 pub mod weights;
+pub mod wgpu;
 
 pub use config::ModelConfig;
 pub use error::{ModelError, Result};

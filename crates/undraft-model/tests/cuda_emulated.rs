@@ -3,20 +3,24 @@
 #[path = "runner/mod.rs"]
 mod runner;
 
-mod cuda;
+mod gpu;
 
 use std::sync::Arc;
 
 use undraft::Device;
 use undraft::cuda::CudaBackend;
 use undraft_emulator::{EmulatedDriver, Options};
-use undraft_model::cuda::{CudaModel, CudaMtpDrafter};
+use undraft_model::cuda::{CudaGpu, CudaModel, CudaMtpDrafter};
 use undraft_model::generate::{Acceptance, GenerateOptions, Quiet, generate};
 use undraft_model::model::CacheConfig;
 use undraft_model::sampling::SamplingParams;
 
+type Gpu = CudaGpu;
+
 /// More would take minutes here.
-const ON_A_GPU: bool = false;
+fn is_fast() -> bool {
+    false
+}
 
 fn emulated(options: Options) -> Device {
     let driver = EmulatedDriver::new(options).unwrap();

@@ -4,12 +4,16 @@
 #[path = "runner/mod.rs"]
 mod runner;
 
-mod cuda;
+mod gpu;
 
 use undraft::cuda::CudaError;
 use undraft::{Device, Error};
 
-const ON_A_GPU: bool = true;
+type Gpu = undraft_model::cuda::CudaGpu;
+
+fn is_fast() -> bool {
+    true
+}
 
 fn device() -> Option<Device> {
     match Device::cuda(0) {

@@ -1,5 +1,6 @@
 //! Dispatches: put together once, encoded as often as one likes.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::buffer::Binding;
@@ -45,7 +46,7 @@ pub(crate) const PARAMS_BYTES: u64 = 512;
 /// ```
 #[derive(Debug)]
 pub struct Batch<'a> {
-    device: &'a Device,
+    device: Cow<'a, Device>,
     dispatches: Vec<Dispatch>,
     uniforms: Vec<u8>,
 }
@@ -70,12 +71,17 @@ pub struct Recorded {
 impl<'a> Batch<'a> {
     /// Nothing yet.
     pub fn new(device: &'a Device) -> Self {
-        Self { device, dispatches: Vec::new(), uniforms: Vec::new() }
+        Self { device: Cow::Borrowed(device), dispatches: Vec::new(), uniforms: Vec::new() }
+    }
+
+    /// The same, borrowing nothing.
+    pub fn owned(device: Device) -> Batch<'static> {
+        Batch { device: Cow::Owned(device), dispatches: Vec::new(), uniforms: Vec::new() }
     }
 
     /// The device.
-    pub fn device(&self) -> &'a Device {
-        self.device
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Adds a dispatch of `workgroups`, numbered in the kernel `workgroup_id.x + workgroup_id.y * num_workgroups.x`: where they
@@ -94,7 +100,8 @@ impl<'a> Batch<'a> {
         if workgroups == 0 {
             return Ok(());
         }
-        let (device, limits) = (self.device, self.device.limits());
+        let device = &*self.device;
+        let limits = device.limits();
         let (kernel, expected) = (pipeline.name(), pipeline.num_buffers());
         if buffers.len() != expected {
             return Err(WgpuError::Bindings { kernel: kernel.into(), got: buffers.len(), expected });
@@ -155,7 +162,7 @@ impl<'a> Batch<'a> {
         device.queue().write_buffer(&buffer, 0, &uniforms);
         let params = device.params_group(&buffer);
         device.check_health()?;
-        Ok(Recorded { device: device.clone(), dispatches, params })
+        Ok(Recorded { device: device.into_owned(), dispatches, params })
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! * [`WgpuBackend`] is an [`undraft_core::Backend`]: host memory in, host memory out.
 //! * [`raw`] adds the same kernels to a [`Batch`] on buffers of the caller's; a finished batch is encoded into any compute pass.
+//! * [`dense`] adds the other parts of a model in the same way.
 //! * [`Device`] is an adapter that was opened: its limits, what was measured of it ([`Facts`]), memory, and its kernels. Kernels
 //!   of others ([`KernelSource`]) run on it in the same way.
 //!
@@ -21,6 +22,7 @@ mod adapter;
 mod backend;
 mod batch;
 mod buffer;
+pub mod dense;
 mod device;
 mod error;
 mod host;

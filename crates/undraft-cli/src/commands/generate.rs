@@ -21,6 +21,7 @@ use undraft_model::generate::{Acceptance, Finish, GenerateOptions, Generation, g
 use undraft_model::model::CacheConfig;
 use undraft_model::sampling::SamplingParams;
 use undraft_model::text::{Message, TextCodec};
+use undraft_model::wgpu::WgpuModel;
 use undraft_model::{Model, ModelError};
 
 use crate::common::{self, DeviceArg, IsaArg};
@@ -91,7 +92,7 @@ pub struct Args {
     /// Print one JSON object instead of streaming text.
     #[arg(long)]
     json: bool,
-    /// Where the model runs: `cpu`, `cuda` or `cuda:N`.
+    /// Where the model runs: `cpu`, `cuda` (`cuda:N`) or `wgpu` (`wgpu:N`).
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: DeviceArg,
     /// Threads of the CPU; all by default.
@@ -118,12 +119,11 @@ struct Prompt {
 
 pub fn run(args: Args) -> Result<bool> {
     let device = common::device(args.device, args.isa, args.threads)?;
-    if device.metal_backend().is_some() {
-        bail!("`--device` is metal, expected cpu or cuda: models do not run on Metal yet");
-    }
-    match device.cuda_backend() {
-        None => run_on::<Model>(&args, &device),
-        Some(_) => run_on::<CudaModel>(&args, &device),
+    match args.device {
+        DeviceArg::Cpu => run_on::<Model>(&args, &device),
+        DeviceArg::Cuda(_) => run_on::<CudaModel>(&args, &device),
+        DeviceArg::Metal => bail!("`--device` is metal, expected cpu, cuda or wgpu: models do not run on Metal yet"),
+        DeviceArg::Wgpu(_) => run_on::<WgpuModel>(&args, &device),
     }
 }
 

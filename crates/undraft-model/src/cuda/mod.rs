@@ -1,9 +1,5 @@
-//! Models on an NVIDIA GPU: weights, states, keys and values stay there, and every part of a round runs there.
-//!
-//! What goes up in a round is the window's token ids; what comes down is the id of the largest logit of each of its tokens,
-//! or the logits where sampling or an observer needs them. Decode, verify and prefill are the same arithmetic here: a token's
-//! logits, states, keys and values are the same bits whichever of them it goes through. They are close to those of the CPU,
-//! not equal to them.
+//! Models on an NVIDIA GPU: [`crate::gpu`] on CUDA. What a window of so many tokens comes to is recorded as a CUDA graph when
+//! one first comes.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -29,23 +25,23 @@
 //! # Ok::<(), undraft_model::ModelError>(())
 //! ```
 
-mod block;
-mod cache;
-mod load;
-mod model;
-mod mtp;
-mod ops;
-mod outputs;
-mod weights;
-mod workspace;
+mod device;
 
-pub use cache::{CudaCache, CudaWindow};
-pub use model::CudaModel;
-pub use mtp::{CudaMtpDrafter, CudaMtpHead};
-pub use outputs::{CudaOutputs, HiddenRows};
+pub use device::CudaGpu;
 
-/// Name of the device in errors.
-const DEVICE: &str = "cuda";
+use crate::gpu;
 
-/// Tokens of a prompt that go through at a time.
-const CHUNK: usize = 64;
+/// A hybrid language model on an NVIDIA GPU, ready to run.
+pub type CudaModel = gpu::GpuModel<CudaGpu>;
+/// What one sequence leaves behind on the device.
+pub type CudaCache = gpu::GpuCache<CudaGpu>;
+/// An undecided window.
+pub type CudaWindow<'c> = gpu::GpuWindow<'c, CudaGpu>;
+/// Outputs of the last call.
+pub type CudaOutputs = gpu::GpuOutputs<CudaGpu>;
+/// States of the trunk on the device.
+pub type HiddenRows = gpu::HiddenRows<CudaGpu>;
+/// The multi-token prediction head on the device.
+pub type CudaMtpHead = gpu::GpuMtpHead<CudaGpu>;
+/// Drafts with that head.
+pub type CudaMtpDrafter<'m> = gpu::GpuMtpDrafter<'m, CudaGpu>;

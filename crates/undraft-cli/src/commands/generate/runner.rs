@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use undraft::Device;
-use undraft_model::cuda::{CudaCache, CudaModel, CudaMtpDrafter};
 use undraft_model::drafters::{Drafter, MtpDrafter, MtpTreeDrafter};
 use undraft_model::generate::Engine;
+use undraft_model::gpu::{Gpu, GpuCache, GpuModel, GpuMtpDrafter};
 use undraft_model::model::{CacheConfig, HybridCache, TreeShape};
 use undraft_model::{Model, ModelError};
 
@@ -56,30 +56,30 @@ impl Runner for Model {
     }
 }
 
-impl Runner for CudaModel {
+impl<G: Gpu> Runner for GpuModel<G> {
     fn load(dir: &Path, device: &Device, progress: &mut dyn FnMut(usize, usize)) -> Result<Self, ModelError> {
-        CudaModel::load(dir, device, progress)
+        GpuModel::load(dir, device, progress)
     }
-    fn new_cache(&self, config: CacheConfig) -> Result<CudaCache, ModelError> {
-        CudaModel::new_cache(self, config)
+    fn new_cache(&self, config: CacheConfig) -> Result<GpuCache<G>, ModelError> {
+        GpuModel::new_cache(self, config)
     }
     fn weight_bytes(&self) -> usize {
-        CudaModel::weight_bytes(self)
+        GpuModel::weight_bytes(self)
     }
-    fn cache_bytes(cache: &CudaCache) -> (usize, usize) {
+    fn cache_bytes(cache: &GpuCache<G>) -> (usize, usize) {
         (cache.kv_memory(), cache.state_memory())
     }
     fn has_mtp(&self) -> bool {
-        CudaModel::mtp(self).is_some()
+        GpuModel::mtp(self).is_some()
     }
     fn mtp(&self, capacity: usize) -> Result<Option<Measured<'_, Self::Hidden>>, ModelError> {
-        let Some(head) = CudaModel::mtp(self) else { return Ok(None) };
-        let drafter = CudaMtpDrafter::new(head, capacity)?;
+        let Some(head) = GpuModel::mtp(self) else { return Ok(None) };
+        let drafter = GpuMtpDrafter::new(head, capacity)?;
         let bytes = drafter.memory();
         Ok(Some((Box::new(drafter), bytes)))
     }
     fn mtp_tree(&self, _: usize, _: TreeShape) -> Result<Option<Measured<'_, Self::Hidden>>, ModelError> {
         let what = "`--draft mtp-tree`".to_owned();
-        Err(ModelError::NotOnDevice { device: "cuda", what, hint: "use `--draft mtp`, or `--device cpu`" })
+        Err(ModelError::NotOnDevice { device: G::NAME, what, hint: "use `--draft mtp`, or `--device cpu`" })
     }
 }

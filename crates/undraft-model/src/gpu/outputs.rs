@@ -3,9 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use undraft::cuda::DeviceBuffer;
-use undraft::cuda::driver::Stream;
-
+use super::INVALID;
+use super::device::Gpu;
 use super::workspace::Workspace;
 use crate::drafters::Drafter;
 use crate::error::Result;
@@ -13,17 +12,23 @@ use crate::generate::Outputs;
 
 /// States of the trunk behind its last norm, one row a token, on the device. They stay as they are until the next call with
 /// the same cache.
-#[derive(Clone, Debug)]
-pub struct HiddenRows {
+#[derive(Debug)]
+pub struct HiddenRows<G: Gpu> {
     /// `[.., hidden_size]`.
-    pub(super) buffer: Arc<DeviceBuffer<f32>>,
+    pub(super) buffer: Arc<G::Buffer<f32>>,
     pub(super) first: usize,
     pub(super) num_rows: usize,
 }
 
+impl<G: Gpu> Clone for HiddenRows<G> {
+    fn clone(&self) -> Self {
+        Self { buffer: self.buffer.clone(), ..*self }
+    }
+}
+
 /// Outputs of the last call. Use one again and again: a warm one allocates nothing.
 #[derive(Debug)]
-pub struct CudaOutputs {
+pub struct GpuOutputs<G: Gpu> {
     needs_logits: bool,
     vocab_size: usize,
     num_tokens: usize,
@@ -32,10 +37,10 @@ pub struct CudaOutputs {
     num_logits: usize,
     /// The tokens of the largest logits of the last tokens.
     largest: Vec<u32>,
-    hidden: Option<Arc<DeviceBuffer<f32>>>,
+    hidden: Option<Arc<G::Buffer<f32>>>,
 }
 
-impl CudaOutputs {
+impl<G: Gpu> GpuOutputs<G> {
     pub(super) fn new(needs_logits: bool, vocab_size: usize) -> Self {
         Self {
             needs_logits,
@@ -55,12 +60,12 @@ impl CudaOutputs {
     }
 
     /// Copies what `n` rows of logits came to behind those that were copied; waits for the device.
-    pub(super) fn add(&mut self, stream: &Stream, work: &Workspace, n: usize) -> Result<()> {
+    pub(super) fn add(&mut self, gpu: &G, work: &Workspace<G>, n: usize) -> Result<()> {
         if !self.needs_logits {
             let first = self.largest.len();
             self.largest.resize(first + n, 0);
-            work.largest.read(stream, 0, &mut self.largest[first..])?;
-            if !self.largest[first..].contains(&undraft::cuda::dense::INVALID) {
+            gpu.read(&work.largest, &mut self.largest[first..])?;
+            if !self.largest[first..].contains(&INVALID) {
                 return Ok(());
             }
             // Whoever draws from these logits says what is wrong with them.
@@ -71,13 +76,13 @@ impl CudaOutputs {
         if self.logits.len() < end {
             self.logits.resize(end, 0.0);
         }
-        work.logits.read(stream, 0, &mut self.logits[at..end])?;
+        gpu.read(&work.logits, &mut self.logits[at..end])?;
         self.num_logits += n;
         Ok(())
     }
 
     /// Ends a call of `num_tokens` tokens whose states are on the device.
-    pub(super) fn end(&mut self, num_tokens: usize, hidden: &Arc<DeviceBuffer<f32>>) {
+    pub(super) fn end(&mut self, num_tokens: usize, hidden: &Arc<G::Buffer<f32>>) {
         self.num_tokens = num_tokens;
         if self.hidden.as_ref().is_none_or(|held| !Arc::ptr_eq(held, hidden)) {
             self.hidden = Some(hidden.clone());
@@ -85,14 +90,14 @@ impl CudaOutputs {
     }
 
     /// States of some tokens of the last call.
-    pub fn hidden(&self, tokens: Range<usize>) -> Option<HiddenRows> {
+    pub fn hidden(&self, tokens: Range<usize>) -> Option<HiddenRows<G>> {
         let buffer = self.hidden.clone().filter(|_| tokens.start <= tokens.end && tokens.end <= self.num_tokens)?;
         Some(HiddenRows { buffer, first: tokens.start, num_rows: tokens.len() })
     }
 }
 
-impl Outputs for CudaOutputs {
-    type Hidden = HiddenRows;
+impl<G: Gpu> Outputs for GpuOutputs<G> {
+    type Hidden = HiddenRows<G>;
     fn num_tokens(&self) -> usize {
         self.num_tokens
     }
@@ -110,13 +115,13 @@ impl Outputs for CudaOutputs {
         &self,
         tokens: Range<usize>,
         next_tokens: &[u32],
-        drafter: &mut (dyn Drafter<HiddenRows> + '_),
+        drafter: &mut (dyn Drafter<HiddenRows<G>> + '_),
     ) -> Result<()> {
         match self.hidden(tokens) {
             Some(hidden) => drafter.observe(&hidden, next_tokens),
             None => Ok(()),
         }
     }
-    /// No tree comes: [`super::CudaModel`] refuses them.
+    /// No tree comes: [`super::GpuModel`] refuses them.
     fn keep(&mut self, _tokens: &[usize]) {}
 }

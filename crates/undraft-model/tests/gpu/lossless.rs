@@ -3,13 +3,12 @@
 
 use std::ops::ControlFlow;
 
-use undraft_model::cuda::{CudaCache, CudaModel, CudaMtpDrafter, HiddenRows};
 use undraft_model::drafters::{Drafter, Drafts, LookupDrafter, LookupFirst, LookupOptions, ScriptedDrafter};
 use undraft_model::generate::{GenerateOptions, Generation, Observer, Quiet, RoundInfo, generate};
 use undraft_model::sampling::SamplingParams;
 use undraft_testing::Rng;
 
-use super::{cache, load, options};
+use super::{Cache, HiddenRows, Model, MtpDrafter, cache, load, options};
 use crate::runner::{NEXT, ODD, TRAINED, bits};
 
 const MAX_WINDOW: usize = 8;
@@ -21,8 +20,8 @@ struct Record {
     logits: Vec<u32>,
 }
 
-impl Observer<CudaCache> for Record {
-    fn round(&mut self, round: &RoundInfo<'_>, _cache: &mut CudaCache) -> ControlFlow<()> {
+impl Observer<Cache> for Record {
+    fn round(&mut self, round: &RoundInfo<'_>, _cache: &mut Cache) -> ControlFlow<()> {
         self.tokens.extend_from_slice(round.tokens);
         self.logits.extend(bits(round.logits));
         ControlFlow::Continue(())
@@ -30,8 +29,8 @@ impl Observer<CudaCache> for Record {
 }
 
 struct Bench<'m> {
-    model: &'m CudaModel,
-    cache: CudaCache,
+    model: &'m Model,
+    cache: Cache,
     prompt: Vec<u32>,
     num_tokens: usize,
     rounds: usize,
@@ -39,7 +38,7 @@ struct Bench<'m> {
 }
 
 impl<'m> Bench<'m> {
-    fn new(model: &'m CudaModel, prompt: Vec<u32>, num_tokens: usize) -> Self {
+    fn new(model: &'m Model, prompt: Vec<u32>, num_tokens: usize) -> Self {
         let cache = cache(model, prompt.len() + num_tokens + MAX_WINDOW, MAX_WINDOW + 1);
         Self { model, cache, prompt, num_tokens, rounds: 0, accepted: 0 }
     }
@@ -81,7 +80,7 @@ fn samplings() -> [SamplingParams; 2] {
     [SamplingParams::default(), SamplingParams { temperature: 0.8, top_k: 40, top_p: 0.9, seed: 3 }]
 }
 
-fn prompt(model: &CudaModel, len: usize) -> Vec<u32> {
+fn prompt(model: &Model, len: usize) -> Vec<u32> {
     let mut rng = Rng::new(17);
     (0..len).map(|_| rng.below(model.config().vocab_size) as u32).collect()
 }
@@ -104,7 +103,7 @@ fn scripted(reference: &Record, prompt_len: usize, vocab_size: usize, seed: u64)
 
 #[test]
 fn scripted_drafts() {
-    let cases = match crate::ON_A_GPU {
+    let cases = match crate::is_fast() {
         true => vec![(NEXT, 200, 1..=MAX_WINDOW), (ODD, 200, 1..=MAX_WINDOW), (TRAINED, 400, 1..=MAX_WINDOW)],
         false => vec![(NEXT, 16, 1..=MAX_WINDOW), (ODD, 12, 3..=4)],
     };
@@ -125,14 +124,14 @@ fn scripted_drafts() {
 
 #[test]
 fn mtp_drafts() {
-    let cases = match crate::ON_A_GPU {
+    let cases = match crate::is_fast() {
         true => vec![(NEXT, 100, 1..=8), (ODD, 100, 1..=8), (TRAINED, 400, 1..=8)],
         false => vec![(NEXT, 10, 1..=8), (ODD, 8, 3..=3), (TRAINED, 12, 3..=3)],
     };
     for (path, num_tokens, windows) in cases {
         let Some(model) = load(path) else { return };
         let mut bench = Bench::new(&model, prompt(&model, 6), num_tokens);
-        let mut drafter = CudaMtpDrafter::new(model.mtp().unwrap(), bench.cache.capacity()).unwrap();
+        let mut drafter = MtpDrafter::new(model.mtp().unwrap(), bench.cache.capacity()).unwrap();
         for sampling in samplings() {
             let reference = bench.plain(&sampling);
             for window in windows.clone() {
@@ -148,7 +147,7 @@ fn mtp_drafts() {
 #[test]
 fn lookup_drafts() {
     let Some(model) = load(NEXT) else { return };
-    let num_tokens = if crate::ON_A_GPU { 200 } else { 12 };
+    let num_tokens = if crate::is_fast() { 200 } else { 12 };
     let mut bench = Bench::new(&model, prompt(&model, 3).repeat(4), num_tokens);
     let capacity = bench.cache.capacity();
     for sampling in samplings() {
@@ -156,7 +155,7 @@ fn lookup_drafts() {
         for window in [1, 3, 5] {
             let ngrams = LookupOptions::new(1, 3).unwrap();
             bench.check(&reference, &sampling, window, &mut LookupDrafter::new(ngrams));
-            let mtp = CudaMtpDrafter::new(model.mtp().unwrap(), capacity).unwrap();
+            let mtp = MtpDrafter::new(model.mtp().unwrap(), capacity).unwrap();
             bench.check(&reference, &sampling, window, &mut LookupFirst::new(2, mtp).unwrap());
         }
     }
@@ -173,7 +172,7 @@ fn the_largest_logit_is_found_on_the_device() {
         let reference = bench.plain(&SamplingParams::default());
         let capacity = bench.cache.capacity();
         for window in [0, 3] {
-            let mut drafter = CudaMtpDrafter::new(model.mtp().unwrap(), capacity).unwrap();
+            let mut drafter = MtpDrafter::new(model.mtp().unwrap(), capacity).unwrap();
             let drafter: Option<&mut dyn Drafter<HiddenRows>> = if window > 0 { Some(&mut drafter) } else { None };
             let options = options(&SamplingParams::default(), window, 10);
             let run = generate(&model, &mut bench.cache, &bench.prompt, &options, drafter, &mut Quiet).unwrap();

@@ -1,12 +1,10 @@
 //! What one sequence leaves behind on the device.
 
-use undraft::cuda::DeviceBuffer;
-use undraft::cuda::driver::Graph;
-
 use super::CHUNK;
+use super::args::Kv;
 use super::block::{GdnState, Mixer};
-use super::model::CudaModel;
-use super::ops::{Gpu, Kv};
+use super::device::{Gpu, Memory};
+use super::model::GpuModel;
 use super::workspace::{Header, HeaderWords, Workspace};
 use crate::config::ModelConfig;
 use crate::dense::Rope;
@@ -17,16 +15,16 @@ use crate::model::{CacheConfig, check_capacity};
 /// Keys and values of the full-attention layers, states and logs of the Gated DeltaNet layers of one sequence, and the
 /// memory that its passes work in.
 #[derive(Debug)]
-pub struct CudaCache {
+pub struct GpuCache<G: Gpu> {
     /// Of windows of as many tokens, once they have come. Dropped before the memory that they use.
-    pub(super) graphs: Vec<Option<Graph>>,
+    pub(super) recordings: Vec<Option<G::Recording>>,
     pub(super) model_id: u64,
-    pub(super) gpu: Gpu,
-    pub(super) layers: Vec<Layer>,
+    pub(super) gpu: G,
+    pub(super) layers: Vec<Layer<G>>,
     /// Cosines, then sines, of all positions.
-    pub(super) rope: DeviceBuffer<f32>,
-    pub(super) header: Header,
-    pub(super) work: Workspace,
+    pub(super) rope: G::Buffer<f32>,
+    pub(super) header: Header<G>,
+    pub(super) work: Workspace<G>,
     words: HeaderWords,
     capacity: usize,
     max_window: usize,
@@ -35,13 +33,13 @@ pub struct CudaCache {
 }
 
 #[derive(Debug)]
-pub(super) enum Layer {
-    Gdn(GdnState),
-    Attention(Kv),
+pub(super) enum Layer<G: Gpu> {
+    Gdn(GdnState<G>),
+    Attention(Kv<G>),
 }
 
-impl CudaCache {
-    pub(super) fn new(model: &CudaModel, cache: CacheConfig) -> Result<Self> {
+impl<G: Gpu> GpuCache<G> {
+    pub(super) fn new(model: &GpuModel<G>, cache: CacheConfig) -> Result<Self> {
         const MOST: usize = 1 << 16;
         let CacheConfig { capacity, max_window } = cache;
         let config = &model.config;
@@ -49,21 +47,19 @@ impl CudaCache {
         if !(1..=MOST).contains(&max_window) {
             return Err(ModelError::Options { option: "max_window", found: max_window, min: 1, max: MOST });
         }
-        let stream = model.gpu.stream();
-        let zeroed = |len: usize| DeviceBuffer::zeroed(stream, len);
+        let gpu = &model.gpu;
+        let zeroed = |len: usize| gpu.zeroed(len);
         let mut layers = Vec::with_capacity(model.blocks.len());
         for block in &model.blocks {
             layers.push(match &block.mixer {
                 Mixer::Gdn(gdn) => {
                     let dims = &gdn.dims;
-                    let log = 2 * max_window;
+                    let [.., log] = GdnState::<G>::log_parts(dims, max_window);
                     Layer::Gdn(GdnState {
                         state: zeroed(dims.state_len())?,
                         conv: zeroed((gdn.conv_width - 1) * dims.conv_dim())?,
                         conv_log: zeroed(max_window * dims.conv_dim())?,
-                        log_k: zeroed(log * dims.key_dim())?,
-                        log_decay: zeroed(log * dims.num_v_heads())?,
-                        log_delta: zeroed(log * dims.value_dim())?,
+                        log: zeroed(log)?,
                     })
                 }
                 Mixer::Attention(attention) => Layer::Attention(Kv {
@@ -75,12 +71,12 @@ impl CudaCache {
         let max_tokens = CHUNK.max(max_window);
         Ok(Self {
             model_id: model.id,
-            gpu: model.gpu.clone(),
+            gpu: gpu.clone(),
             layers,
-            rope: rope(&model.gpu, config, capacity)?,
-            header: Header::new(stream, max_tokens)?,
-            work: Workspace::new(stream, config, (max_tokens, max_window), capacity)?,
-            graphs: (0..=max_window).map(|_| None).collect(),
+            rope: rope(gpu, config, capacity)?,
+            header: Header::new(gpu, max_tokens)?,
+            work: Workspace::new(gpu, config, (max_tokens, max_window), capacity)?,
+            recordings: (0..=max_window).map(|_| None).collect(),
             words: HeaderWords::default(),
             capacity,
             max_window,
@@ -110,7 +106,7 @@ impl CudaCache {
 
     /// Bytes of keys and values at capacity.
     pub fn kv_memory(&self) -> usize {
-        let kv = |layer: &Layer| match layer {
+        let kv = |layer: &Layer<G>| match layer {
             Layer::Attention(kv) => 4 * (kv.keys.len() + kv.values.len()),
             Layer::Gdn(_) => 0,
         };
@@ -119,12 +115,9 @@ impl CudaCache {
 
     /// Bytes of the recurrent and convolution states and their logs.
     pub fn state_memory(&self) -> usize {
-        let state = |layer: &Layer| match layer {
+        let state = |layer: &Layer<G>| match layer {
             Layer::Attention(_) => 0,
-            Layer::Gdn(s) => {
-                let logs = s.conv_log.len() + s.log_k.len() + s.log_decay.len() + s.log_delta.len();
-                4 * (s.state.len() + s.conv.len() + logs)
-            }
+            Layer::Gdn(s) => 4 * (s.state.len() + s.conv.len() + s.conv_log.len() + s.log.len()),
         };
         self.layers.iter().map(state).sum()
     }
@@ -132,14 +125,13 @@ impl CudaCache {
     /// Back to an empty sequence, whatever went wrong before.
     ///
     /// # Errors
-    /// [`ModelError::Cuda`] if the device fails.
+    /// That of the device if it fails.
     pub fn reset(&mut self) -> Result<()> {
         self.torn = true;
-        let stream = self.gpu.stream();
         for layer in &mut self.layers {
             if let Layer::Gdn(layer) = layer {
-                layer.state.fill(stream, 0)?;
-                layer.conv.fill(stream, 0)?;
+                self.gpu.clear(&mut layer.state)?;
+                self.gpu.clear(&mut layer.conv)?;
             }
         }
         self.words = HeaderWords::default();
@@ -170,14 +162,14 @@ impl CudaCache {
 }
 
 /// Cosines, then sines, of all positions, `[capacity, rotary_dim]`.
-pub(super) fn rope(gpu: &Gpu, config: &ModelConfig, capacity: usize) -> Result<DeviceBuffer<f32>> {
+pub(super) fn rope<G: Gpu>(gpu: &G, config: &ModelConfig, capacity: usize) -> Result<G::Buffer<f32>> {
     let rope = Rope::new(config.rotary_dim, config.rope_theta);
     let mut table = vec![0.0; capacity * rope.dim()];
     rope.table(0, &mut table);
-    Ok(DeviceBuffer::from_slice(gpu.stream(), &table)?)
+    gpu.copy_of(&table)
 }
 
-impl SequenceCache for CudaCache {
+impl<G: Gpu> SequenceCache for GpuCache<G> {
     fn len(&self) -> usize {
         self.len()
     }
@@ -192,19 +184,19 @@ impl SequenceCache for CudaCache {
     }
 }
 
-/// An undecided window: [`CudaWindow::commit`] says how many of its tokens stay; dropping it keeps none.
+/// An undecided window: [`GpuWindow::commit`] says how many of its tokens stay; dropping it keeps none.
 ///
 /// What stays is settled by the kernels of the next call, which replay it on their way.
 #[derive(Debug)]
 #[must_use = "a window that is dropped is rolled back"]
-pub struct CudaWindow<'c> {
-    cache: &'c mut CudaCache,
+pub struct GpuWindow<'c, G: Gpu> {
+    cache: &'c mut GpuCache<G>,
     num_tokens: usize,
 }
 
-impl<'c> CudaWindow<'c> {
+impl<'c, G: Gpu> GpuWindow<'c, G> {
     /// A window whose kernels have run.
-    pub(super) fn new(cache: &'c mut CudaCache, num_tokens: usize) -> Self {
+    pub(super) fn new(cache: &'c mut GpuCache<G>, num_tokens: usize) -> Self {
         if num_tokens > 0 {
             // What was pending is settled now, and the window's log lies where the next call looks for it.
             cache.end(0, 0);
@@ -237,7 +229,7 @@ impl<'c> CudaWindow<'c> {
     pub fn rollback(self) {}
 }
 
-impl Undecided for CudaWindow<'_> {
+impl<G: Gpu> Undecided for GpuWindow<'_, G> {
     fn commit_path(self, path: &[usize]) -> Result<()> {
         // A chain has one path to each token.
         if let Some((index, &found)) = path.iter().enumerate().find(|&(index, &token)| token != index) {

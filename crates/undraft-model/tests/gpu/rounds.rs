@@ -1,16 +1,16 @@
 //! Rounds by hand: kept whole, in part, not at all, and dropped; states, keys and values after them.
 
-use undraft_model::cuda::{CudaCache, CudaModel, CudaOutputs};
-use undraft_model::generate::{Engine, Outputs, Undecided};
+use undraft_model::generate::{Engine, Outputs as _, Undecided};
+use undraft_model::gpu::Gpu;
 use undraft_model::model::Logits;
 use undraft_model::{ModelConfig, ModelError};
 use undraft_testing::Rng;
 
-use super::{cache, load};
+use super::{Cache, Model, Outputs, cache, load};
 use crate::runner::{self, NEXT, ODD, bits};
 
 /// Bits of all states, keys and values.
-fn cache_bits(model: &CudaModel, cache: &mut CudaCache) -> Vec<Vec<u32>> {
+fn cache_bits(model: &Model, cache: &mut Cache) -> Vec<Vec<u32>> {
     let num_attention = (0..).take_while(|&i| model.keys_and_values(cache, i).is_ok()).count();
     let num_gdn = model.config().num_layers - num_attention;
     let mut all = Vec::new();
@@ -25,7 +25,7 @@ fn cache_bits(model: &CudaModel, cache: &mut CudaCache) -> Vec<Vec<u32>> {
     all
 }
 
-fn prefill(model: &CudaModel, cache: &mut CudaCache, tokens: &[u32], out: &mut CudaOutputs) {
+fn prefill(model: &Model, cache: &mut Cache, tokens: &[u32], out: &mut Outputs) {
     model.prefill(cache, tokens, Logits::Last, out, &mut |_, _| Ok(())).unwrap();
 }
 
@@ -36,7 +36,7 @@ fn tokens(config: &ModelConfig, rng: &mut Rng, len: usize) -> Vec<u32> {
 /// Windows of 1 to 8 tokens of which random parts stay are the kept tokens one by one; so is a prompt, wherever it is cut.
 #[test]
 fn what_stays_is_what_the_kept_tokens_leave() {
-    let cases = if crate::ON_A_GPU { [(NEXT, 24), (ODD, 24)] } else { [(NEXT, 12), (ODD, 6)] };
+    let cases = if crate::is_fast() { [(NEXT, 24), (ODD, 24)] } else { [(NEXT, 12), (ODD, 6)] };
     for (path, num_rounds) in cases {
         let Some(model) = load(path) else { return };
         let mut rng = Rng::new(23);
@@ -111,7 +111,7 @@ fn wrong_calls_change_nothing() {
     prefill(&model, &mut held, &[1, 2, 3], &mut out);
     let before = cache_bits(&model, &mut held);
     let tree = Engine::verify(&model, &mut held, &[1, 2, 3], Some(&[-1, 0, 0]), &mut out);
-    refused(tree, "draft trees is not there on `cuda` yet");
+    refused(tree, &format!("draft trees is not there on `{}` yet", crate::Gpu::NAME));
     refused(model.verify(&mut held, &[1, vocab_size], &mut out), "token 1 has id 512");
     refused(model.verify(&mut held, &[1; 5], &mut out), "option `window` is 5, expected 0..=4");
     let message =
@@ -126,9 +126,8 @@ fn wrong_calls_change_nothing() {
     refused(model.states(&mut held, 9), "option `layer` is 9, expected 0..=2");
     assert!(cache_bits(&model, &mut held) == before);
 
-    let on_cpu =
-        undraft_model::cuda::CudaModel::load(&runner::repository(NEXT), &undraft::Device::cpu(), &mut |_, _| {});
-    refused(on_cpu, "the device is `cpu`, expected a CUDA device");
-    let on_cuda = undraft_model::Model::load(&runner::repository(NEXT), model.device(), &mut |_, _| {});
-    refused(on_cuda, "the device is `cuda`, expected the CPU");
+    let on_cpu = Model::load(&runner::repository(NEXT), &undraft::Device::cpu(), &mut |_, _| {});
+    refused(on_cpu, &format!("the device is `cpu`, expected {}", crate::Gpu::EXPECTED));
+    let on_gpu = undraft_model::Model::load(&runner::repository(NEXT), model.device(), &mut |_, _| {});
+    refused(on_gpu, &format!("the device is `{}`, expected the CPU", crate::Gpu::NAME));
 }

@@ -16,7 +16,7 @@ fn difference(got: &[f32], want: &[f32]) -> (f32, f32) {
 
 #[test]
 fn prefill_and_decode_are_near_the_cpu() {
-    let cases = match crate::ON_A_GPU {
+    let cases = match crate::is_fast() {
         true => [(NEXT, 300), (ODD, 300), (TRAINED, 600)],
         false => [(NEXT, 40), (ODD, 40), (TRAINED, 12)],
     };

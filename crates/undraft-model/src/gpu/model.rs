@@ -5,41 +5,41 @@ use std::path::Path;
 use std::sync::Arc;
 
 use undraft::Device;
-use undraft::cuda::DeviceBuffer;
 
+use super::args::{ArgMax, Ids, Place, Rows};
 use super::block::{Block, Mixer, Pass};
-use super::cache::{CudaCache, CudaWindow, Layer};
-use super::mtp::CudaMtpHead;
-use super::ops::{self, Gpu, Place, Rows};
-use super::outputs::{CudaOutputs, HiddenRows};
+use super::cache::{GpuCache, GpuWindow, Layer};
+use super::device::{Gpu, Memory};
+use super::mtp::GpuMtpHead;
+use super::outputs::{GpuOutputs, HiddenRows};
 use super::weights::{Matrix, Norm};
-use super::{CHUNK, DEVICE, load};
+use super::{CHUNK, load};
 use crate::config::ModelConfig;
 use crate::error::{ModelError, Result};
 use crate::generate::{EachChunk, Engine};
 use crate::model::{CacheConfig, Logits, check_room, check_tokens};
 
-/// A hybrid language model on an NVIDIA GPU, ready to run.
+/// A hybrid language model on a GPU, ready to run.
 #[derive(Debug)]
-pub struct CudaModel {
+pub struct GpuModel<G: Gpu> {
     pub(super) id: u64,
     pub(super) config: ModelConfig,
     pub(super) device: Device,
-    pub(super) gpu: Gpu,
-    pub(super) embed: Arc<Matrix>,
-    pub(super) blocks: Vec<Block>,
-    pub(super) norm: Norm,
-    pub(super) head: Arc<Matrix>,
-    pub(super) mtp: Option<CudaMtpHead>,
+    pub(super) gpu: G,
+    pub(super) embed: Arc<Matrix<G>>,
+    pub(super) blocks: Vec<Block<G>>,
+    pub(super) norm: Norm<G>,
+    pub(super) head: Arc<Matrix<G>>,
+    pub(super) mtp: Option<GpuMtpHead<G>>,
 }
 
-impl CudaModel {
+impl<G: Gpu> GpuModel<G> {
     /// Loads a folder as [`crate::Model::load`] does, and puts its weights on the device.
     ///
     /// # Errors
-    /// Those of [`crate::Model::load`]; [`ModelError::OtherDevice`] for a device that is not CUDA's,
-    /// [`ModelError::NotOnDevice`] for sizes that the kernels do not take, [`ModelError::Cuda`] if the device fails or
-    /// has not enough memory.
+    /// Those of [`crate::Model::load`]; [`ModelError::OtherDevice`] for a device of another kind,
+    /// [`ModelError::NotOnDevice`] for sizes that the kernels do not take, that of the device if it fails or has not enough
+    /// memory.
     pub fn load(dir: &Path, device: &Device, progress: &mut dyn FnMut(usize, usize)) -> Result<Self> {
         load::model(dir, device, progress)
     }
@@ -55,7 +55,7 @@ impl CudaModel {
     }
 
     /// The head that drafts the token after the next, if the model has one.
-    pub fn mtp(&self) -> Option<&CudaMtpHead> {
+    pub fn mtp(&self) -> Option<&GpuMtpHead<G>> {
         self.mtp.as_ref()
     }
 
@@ -69,9 +69,9 @@ impl CudaModel {
     /// An empty cache for one sequence.
     ///
     /// # Errors
-    /// [`ModelError::Capacity`], [`ModelError::Options`] for `max_window`, or [`ModelError::Cuda`] without memory for it.
-    pub fn new_cache(&self, config: CacheConfig) -> Result<CudaCache> {
-        CudaCache::new(self, config)
+    /// [`ModelError::Capacity`], [`ModelError::Options`] for `max_window`, or that of the device without memory for it.
+    pub fn new_cache(&self, config: CacheConfig) -> Result<GpuCache<G>> {
+        GpuCache::new(self, config)
     }
 
     /// Runs a window of at most `max_window` tokens, which stays undecided until it is committed; dropping it leaves the
@@ -79,14 +79,14 @@ impl CudaModel {
     ///
     /// # Errors
     /// [`ModelError::TokenId`], [`ModelError::CacheFull`], [`ModelError::ForeignCache`], [`ModelError::Options`] for a
-    /// window that is too long; the cache is then as it was. [`ModelError::Cuda`] if the device fails; the cache has to be
-    /// reset then.
+    /// window that is too long; the cache is then as it was. That of the device if it fails; the cache has to be reset
+    /// then.
     pub fn verify<'c>(
         &self,
-        cache: &'c mut CudaCache,
+        cache: &'c mut GpuCache<G>,
         tokens: &[u32],
-        out: &mut CudaOutputs,
-    ) -> Result<CudaWindow<'c>> {
+        out: &mut GpuOutputs<G>,
+    ) -> Result<GpuWindow<'c, G>> {
         self.check(cache, tokens)?;
         let (n, max) = (tokens.len(), cache.max_window());
         if n > max {
@@ -94,27 +94,26 @@ impl CudaModel {
         }
         out.begin();
         if n == 0 {
-            return Ok(CudaWindow::new(cache, 0));
+            return Ok(GpuWindow::new(cache, 0));
         }
         cache.begin()?;
         let words = cache.words();
-        let stream = self.gpu.stream();
-        cache.header.write(stream, words, tokens)?;
-        if cache.graphs[n].is_none() {
-            let graph = stream.capture(|| {
+        cache.header.write(&self.gpu, words, tokens)?;
+        if cache.recordings[n].is_none() {
+            let recording = self.gpu.record(|| {
                 self.trunk(cache, n, true)?;
                 self.logits(cache, 0, n)
             })?;
-            cache.graphs[n] = Some(graph);
+            cache.recordings[n] = Some(recording);
         }
-        if let Some(graph) = &cache.graphs[n] {
-            // SAFETY: the graph was recorded for this cache, which keeps all memory that it uses but the weights; those are
-            // this model's, of which the cache is. The header holds positions and slots in range.
-            unsafe { graph.launch(stream)? };
+        if let Some(recording) = &cache.recordings[n] {
+            // SAFETY: it was recorded for this cache, which keeps all memory that it uses but the weights; those are this
+            // model's, of which the cache is. The header holds positions, slots and tokens in range.
+            unsafe { self.gpu.replay(recording)? };
         }
-        out.add(stream, &cache.work, n)?;
+        out.add(&self.gpu, &cache.work, n)?;
         out.end(n, &cache.work.hidden);
-        Ok(CudaWindow::new(cache, n))
+        Ok(GpuWindow::new(cache, n))
     }
 
     /// Recurrent state `[HV, V, K]` and last inputs of the convolution `[W - 1, C]`, oldest first, of a Gated DeltaNet layer
@@ -122,8 +121,8 @@ impl CudaModel {
     ///
     /// # Errors
     /// [`ModelError::ForeignCache`], [`ModelError::CacheTorn`], [`ModelError::Options`] if there is no such layer, or
-    /// [`ModelError::Cuda`].
-    pub fn states(&self, cache: &mut CudaCache, gdn_layer: usize) -> Result<(Vec<f32>, Vec<f32>)> {
+    /// that of the device.
+    pub fn states(&self, cache: &mut GpuCache<G>, gdn_layer: usize) -> Result<(Vec<f32>, Vec<f32>)> {
         self.check(cache, &[])?;
         self.settle(cache)?;
         let layers = cache.layers.iter().filter_map(|layer| match layer {
@@ -137,8 +136,8 @@ impl CudaModel {
     /// Keys and values of a full-attention layer (counted among those), `[len, num_kv_heads, head_dim]` each.
     ///
     /// # Errors
-    /// [`ModelError::ForeignCache`], [`ModelError::Options`] if there is no such layer, or [`ModelError::Cuda`].
-    pub fn keys_and_values(&self, cache: &CudaCache, attention_layer: usize) -> Result<(Vec<f32>, Vec<f32>)> {
+    /// [`ModelError::ForeignCache`], [`ModelError::Options`] if there is no such layer, or that of the device.
+    pub fn keys_and_values(&self, cache: &GpuCache<G>, attention_layer: usize) -> Result<(Vec<f32>, Vec<f32>)> {
         self.check(cache, &[])?;
         let layers = cache.layers.iter().filter_map(|layer| match layer {
             Layer::Gdn(_) => None,
@@ -150,10 +149,10 @@ impl CudaModel {
     }
 
     /// Replays what is pending into the states.
-    fn settle(&self, cache: &mut CudaCache) -> Result<()> {
+    fn settle(&self, cache: &mut GpuCache<G>) -> Result<()> {
         cache.begin()?;
         let words = cache.words();
-        cache.header.write(self.gpu.stream(), words, &[])?;
+        cache.header.write(&self.gpu, words, &[])?;
         let pass = self.pass(cache, 0, false);
         for (block, layer) in self.blocks.iter().zip(&cache.layers) {
             if let (Mixer::Gdn(gdn), Layer::Gdn(layer)) = (&block.mixer, layer) {
@@ -164,13 +163,13 @@ impl CudaModel {
         Ok(())
     }
 
-    fn read(&self, buffer: &DeviceBuffer<f32>, len: usize) -> Result<Vec<f32>> {
+    fn read(&self, buffer: &G::Buffer<f32>, len: usize) -> Result<Vec<f32>> {
         let mut values = vec![0.0; len];
-        buffer.read(self.gpu.stream(), 0, &mut values)?;
+        self.gpu.read(buffer, &mut values)?;
         Ok(values)
     }
 
-    fn check(&self, cache: &CudaCache, tokens: &[u32]) -> Result<()> {
+    fn check(&self, cache: &GpuCache<G>, tokens: &[u32]) -> Result<()> {
         if cache.model_id != self.id {
             return Err(ModelError::ForeignCache);
         }
@@ -179,18 +178,18 @@ impl CudaModel {
     }
 
     /// Part of a prompt, whose tokens all stay, and the logits of its last `num_logits` tokens.
-    fn chunk(&self, cache: &mut CudaCache, tokens: &[u32], num_logits: usize, out: &mut CudaOutputs) -> Result<()> {
+    fn chunk(&self, cache: &mut GpuCache<G>, tokens: &[u32], num_logits: usize, out: &mut GpuOutputs<G>) -> Result<()> {
         let n = tokens.len();
         out.begin();
         cache.begin()?;
         let words = cache.words();
-        cache.header.write(self.gpu.stream(), words, tokens)?;
+        cache.header.write(&self.gpu, words, tokens)?;
         self.trunk(cache, n, false)?;
         let mut row = n - num_logits;
         while row < n {
             let rows = (n - row).min(cache.work.max_logits);
             self.logits(cache, row, rows)?;
-            out.add(self.gpu.stream(), &cache.work, rows)?;
+            out.add(&self.gpu, &cache.work, rows)?;
             row += rows;
         }
         out.end(n, &cache.work.hidden);
@@ -198,7 +197,7 @@ impl CudaModel {
         Ok(())
     }
 
-    fn pass<'a>(&'a self, cache: &'a CudaCache, n: usize, undecided: bool) -> Pass<'a> {
+    fn pass<'a>(&'a self, cache: &'a GpuCache<G>, n: usize, undecided: bool) -> Pass<'a, G> {
         let work = &cache.work;
         assert!(n <= work.max_tokens && n <= cache.header.max_tokens(), "{n} tokens in a pass");
         let place = Place { header: &cache.header, offset: 0, rope: &cache.rope, capacity: cache.capacity() };
@@ -206,39 +205,39 @@ impl CudaModel {
     }
 
     /// All blocks over the header's `n` tokens; their states go to `work.hidden`.
-    fn trunk(&self, cache: &CudaCache, n: usize, undecided: bool) -> ops::Result {
+    fn trunk(&self, cache: &GpuCache<G>, n: usize, undecided: bool) -> Result<()> {
         let (gpu, work) = (&self.gpu, &cache.work);
         let pass = self.pass(cache, n, undecided);
         let hidden_size = self.config.hidden_size;
         let x = Rows::new(&work.x, hidden_size);
         let h = Rows::new(&work.h, hidden_size);
         let delta = Rows::new(&work.delta, hidden_size);
-        // SAFETY: the header has room for as many tokens, as `pass` has checked.
-        unsafe { gpu.embed(&self.embed, cache.header.tokens(), n, &work.x)? };
+        gpu.embed(&self.embed, cache.header.tokens(), x, n)?;
         let mut before = None;
         for (block, layer) in self.blocks.iter().zip(&cache.layers) {
-            gpu.norm(&block.input_norm, x, before, h, n)?;
+            gpu.rms_norm(&block.input_norm, x, before, h, n)?;
             match (&block.mixer, layer) {
                 (Mixer::Gdn(gdn), Layer::Gdn(layer)) => gdn.forward(pass, layer)?,
                 (Mixer::Attention(attention), Layer::Attention(kv)) => attention.forward(pass, kv)?,
                 // A cache has the layers of its model.
                 _ => {}
             }
-            gpu.norm(&block.post_norm, x, Some(delta), h, n)?;
+            gpu.rms_norm(&block.post_norm, x, Some(delta), h, n)?;
             block.mlp.forward(pass, n)?;
             before = Some(delta);
         }
-        gpu.norm(&self.norm, x, before, Rows::new(&work.hidden, hidden_size), n)
+        gpu.rms_norm(&self.norm, x, before, Rows::new(&*work.hidden, hidden_size), n)
     }
 
     /// Logits of `n` tokens of the last pass, from token `first` on, and the largest of each.
-    fn logits(&self, cache: &CudaCache, first: usize, n: usize) -> ops::Result {
+    fn logits(&self, cache: &GpuCache<G>, first: usize, n: usize) -> Result<()> {
         let (gpu, work) = (&self.gpu, &cache.work);
         let (hidden_size, vocab_size) = (self.config.hidden_size, self.config.vocab_size);
         assert!(n <= work.max_logits, "logits of {n} tokens");
-        let hidden = Rows::new(&work.hidden, hidden_size).rows(first);
+        let hidden = Rows::new(&*work.hidden, hidden_size).rows(first);
         gpu.linear(&self.head, hidden, Rows::new(&work.logits, vocab_size), n)?;
-        gpu.argmax((&work.logits, vocab_size), &work.argmax_parts, (&work.largest, 0), n)
+        let out = Ids::new(&work.largest, 0);
+        gpu.argmax(ArgMax { logits: &work.logits, len: vocab_size, scratch: &work.argmax_scratch, out, n })
     }
 }
 
@@ -248,27 +247,27 @@ fn nth_layer<'a, L>(mut layers: impl Iterator<Item = &'a L> + Clone, index: usiz
     layers.nth(index).ok_or(ModelError::Options { option: "layer", found: index, min: 0, max })
 }
 
-impl Engine for CudaModel {
-    type Cache = CudaCache;
-    type Hidden = HiddenRows;
-    type Outputs = CudaOutputs;
-    type Window<'c> = CudaWindow<'c>;
+impl<G: Gpu> Engine for GpuModel<G> {
+    type Cache = GpuCache<G>;
+    type Hidden = HiddenRows<G>;
+    type Outputs = GpuOutputs<G>;
+    type Window<'c> = GpuWindow<'c, G>;
 
     fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    fn new_outputs(&self, needs_logits: bool) -> CudaOutputs {
-        CudaOutputs::new(needs_logits, self.config.vocab_size)
+    fn new_outputs(&self, needs_logits: bool) -> GpuOutputs<G> {
+        GpuOutputs::new(needs_logits, self.config.vocab_size)
     }
 
     fn prefill(
         &self,
-        cache: &mut CudaCache,
+        cache: &mut GpuCache<G>,
         tokens: &[u32],
         logits: Logits,
-        out: &mut CudaOutputs,
-        each_chunk: &mut EachChunk<'_, CudaOutputs>,
+        out: &mut GpuOutputs<G>,
+        each_chunk: &mut EachChunk<'_, GpuOutputs<G>>,
     ) -> Result<()> {
         if tokens.is_empty() {
             return Err(ModelError::EmptyPrompt);
@@ -290,15 +289,15 @@ impl Engine for CudaModel {
 
     fn verify<'c>(
         &self,
-        cache: &'c mut CudaCache,
+        cache: &'c mut GpuCache<G>,
         tokens: &[u32],
         parents: Option<&[i32]>,
-        out: &mut CudaOutputs,
-    ) -> Result<CudaWindow<'c>> {
+        out: &mut GpuOutputs<G>,
+    ) -> Result<GpuWindow<'c, G>> {
         if parents.is_some() {
             let what = "the verification of draft trees".to_owned();
-            return Err(ModelError::NotOnDevice { device: DEVICE, what, hint: "draft chains, or run on the CPU" });
+            return Err(ModelError::NotOnDevice { device: G::NAME, what, hint: "draft chains, or run on the CPU" });
         }
-        CudaModel::verify(self, cache, tokens, out)
+        GpuModel::verify(self, cache, tokens, out)
     }
 }

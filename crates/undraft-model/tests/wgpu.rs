@@ -1,0 +1,35 @@
+//! The runner on wgpu, on the first adapter of this machine. Without one it is skipped, and said so; with `UNDRAFT_REQUIRE=wgpu`
+//! that is a failure.
+
+#[path = "runner/mod.rs"]
+mod runner;
+
+mod gpu;
+
+use std::sync::OnceLock;
+
+use undraft::wgpu::WgpuError;
+use undraft::{Device, Error};
+
+type Gpu = undraft_model::wgpu::WgpuGpu;
+
+/// One for all tests, so that kernels are compiled once.
+fn device() -> Option<Device> {
+    static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
+    let open = || match Device::wgpu(0) {
+        Ok(device) => Some(device),
+        Err(why @ Error::Wgpu(WgpuError::NoAdapter)) => {
+            let required = std::env::var("UNDRAFT_REQUIRE").unwrap_or_default();
+            assert!(!required.split(',').any(|r| r.trim() == "wgpu"), "UNDRAFT_REQUIRE asks for wgpu: {why}");
+            println!("skipped: {why}");
+            None
+        }
+        Err(e) => panic!("{e}"),
+    };
+    DEVICE.get_or_init(open).clone()
+}
+
+/// An adapter that is a CPU does less.
+fn is_fast() -> bool {
+    device().and_then(|device| Some(device.wgpu_backend()?.device().adapter().kind != "Cpu")).unwrap_or(false)
+}
