@@ -105,16 +105,16 @@ impl Device {
             at += size;
         }
         self.queue().submit([encoder.finish()]);
-        let mapped = std::sync::Arc::new(std::sync::Mutex::new(None));
-        let result = mapped.clone();
+        let (sender, receiver) = std::sync::mpsc::channel();
         staging.map_async(wgpu::MapMode::Read, .., move |outcome| {
-            *result.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(outcome);
+            let _ = sender.send(outcome);
         });
         self.wait()?;
-        match mapped.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take() {
-            Some(Ok(())) => {}
-            Some(Err(e)) => return Err(self.failed(e.to_string())),
-            None => return Err(self.failed("a copy to the host was never done".into())),
+        // Another thread that waits may have taken the call on itself, and is about to make it.
+        match receiver.recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => return Err(self.failed(e.to_string())),
+            Err(_) => return Err(self.failed("a copy to the host was never done".into())),
         }
         let view = staging.get_mapped_range(..).map_err(|e| self.failed(e.to_string()))?;
         let mut at = 0;
