@@ -5,9 +5,9 @@ PYTHON ?= python3
 UNDRAFT = $(CARGO) run --release --locked --
 
 .NOTPARALLEL:
-.PHONY: check fmt clippy docs layers licences repo fatbin kernels python doctest generate selftest test bench deny
+.PHONY: check fmt clippy docs layers licences repo fatbin kernels python doctest generate selftest c test bench deny
 
-check: fmt layers licences repo fatbin clippy docs doctest generate selftest test
+check: fmt layers licences repo fatbin clippy docs doctest generate selftest c test
 
 fmt:
 	$(CARGO) fmt --all --check
@@ -54,6 +54,10 @@ generate:
 
 selftest:
 	$(UNDRAFT) selftest
+
+# The C library, installed into an empty folder, and programs against it under sanitizers.
+c:
+	bindings/c/tests/run.sh
 
 test:
 	tools/run_tests.sh

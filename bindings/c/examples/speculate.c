@@ -1,4 +1,4 @@
-/* Verifies a window of three drafted tokens, keeps two, rolls a second window back; prints what the sequence then holds. */
+/* Verifies a window of three drafted tokens and keeps two, rolls a second window back, and prints what there is. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <undraft.h>
@@ -14,7 +14,7 @@ static void check(undraft_status status, char *message) {
 int main(void) {
     static float weight[C * W], a_log[HV], dt_bias[HV], qkv[N * C], gates[N * HV], out[N * HV * V], state[HV * V * K];
     for (int i = 0; i < C * W; i++) weight[i] = 0.1f;
-    for (int i = 0; i < N * C; i++) qkv[i] = (float)(i % 7) - 3.0f; /* a model's projections of the drafted tokens */
+    for (int i = 0; i < N * C; i++) qkv[i] = (float)(i % 7) - 3.0f; /* a model's projections of the tokens */
 
     char *message = NULL;
     undraft_device *device = NULL;
@@ -45,7 +45,7 @@ int main(void) {
     for (int i = 0; i < 2; i++) {
         undraft_round round;
         check(undraft_round_begin(pool, &begin, &round, &message), message);
-        check(undraft_round_verify(pool, round, 0, &args, &message), message); /* once for every layer of the model */
+        check(undraft_round_verify(pool, round, 0, &args, &message), message); /* once for every layer */
         if (i == 0) check(undraft_round_commit(pool, round, &num_kept, 1, &message), message);
         if (i == 1) check(undraft_round_rollback(pool, round, &message), message);
         check(undraft_slot_export_state(pool, slot, 0, UNDRAFT_STATE_VALUE_MAJOR, &to, &message), message);

@@ -13,16 +13,16 @@
  *
  * Rules of every call:
  *
- *  - A function that can fail returns a status; UNDRAFT_OK is 0. Its last parameter `message` may be NULL; else it is set
- *    to NULL on success and to a sentence on failure, to be given to undraft_string_free. What a failed call would
- *    have given out is left as it was, and so are all states, unless its description says otherwise.
- *  - Nothing unwinds into the caller. A panic, which is a bug of undraft, comes back as UNDRAFT_INTERNAL; a pool in which
- *    one happened gives UNDRAFT_POISONED from then on and can only be freed.
+ *  - A function that can fail returns a status; UNDRAFT_OK is 0. Its last parameter `message` may be NULL; else it is
+ *    set to NULL on success and to a sentence on failure, to be given to undraft_string_free. What a failed call
+ *    would have given out is left as it was, and so are all states, unless its description says otherwise.
+ *  - Nothing unwinds into the caller. A panic, which is a bug of undraft, comes back as UNDRAFT_INTERNAL; a pool in
+ *    which one happened gives UNDRAFT_POISONED from then on and can only be freed.
  *  - A struct that begins with `size` has its sizeof there. Make it with its `_init` function, which also sets the
- *    defaults; enumerations begin with 1, so that one that was forgotten is an error. Later versions may add fields at the
- *    end, of which 0 keeps today's meaning. `reserved` must be 0.
- *  - Tensors are in host memory. A tensor that is written must not overlap with any other of the call, from the first to
- *    the last of its elements. No pointer is kept when a call returns.
+ *    defaults; enumerations begin with 1, so that one that was forgotten is an error. Later versions may add fields
+ *    at the end, of which 0 keeps today's meaning. `reserved` must be 0.
+ *  - Tensors are in host memory. A tensor that is written must not overlap with any other of the call, from the first
+ *    to the last of its elements. No pointer is kept when a call returns.
  *  - Objects may be used from any thread; calls on one pool wait for each other. Free an object when no call on it is
  *    running, and once. Devices and layers may be freed before the pools and rounds that were made with them.
  */
@@ -79,7 +79,10 @@ enum { UNDRAFT_F32 = 1, UNDRAFT_BF16 = 2, UNDRAFT_F16 = 3, UNDRAFT_I32 = 4, UNDR
 typedef uint32_t undraft_decay_shape;
 enum { UNDRAFT_DECAY_PER_HEAD = 1, UNDRAFT_DECAY_PER_CHANNEL = 2 };
 
-/* How the decay is given: g <= 0 of exp(g); the factor; -g; or a with A_log and dt_bias, g = -exp(A_log) softplus(a + dt_bias). */
+/*
+ * How the decay is given: g <= 0 of exp(g); the factor; -g; or a with A_log and dt_bias, g = -exp(A_log) softplus(a +
+ * dt_bias).
+ */
 typedef uint32_t undraft_decay_form;
 enum { UNDRAFT_DECAY_LOG = 1, UNDRAFT_DECAY_LINEAR = 2, UNDRAFT_DECAY_NEG_LOG = 3, UNDRAFT_DECAY_GATE = 4 };
 
@@ -107,7 +110,10 @@ enum { UNDRAFT_ACTIVATION_NONE = 1, UNDRAFT_ACTIVATION_SILU = 2 };
 typedef uint32_t undraft_gate_activation;
 enum { UNDRAFT_GATE_SILU = 1, UNDRAFT_GATE_SIGMOID = 2 };
 
-/* What a window records so that it can be taken back: k, decay and delta of each token; the state after each token; nothing. */
+/*
+ * What a window records so that it can be taken back: k, decay and delta of each token; the state after each token;
+ * nothing.
+ */
 typedef uint32_t undraft_capture;
 enum { UNDRAFT_CAPTURE_DELTA_LOG = 1, UNDRAFT_CAPTURE_PER_TOKEN = 2, UNDRAFT_CAPTURE_FINAL = 3 };
 
@@ -136,9 +142,9 @@ enum {
 #define UNDRAFT_MAX_NDIM 5
 
 /*
- * Memory of the caller. Strides count elements. Tensors are contiguous, but for "rows": of these the first axis (tokens) may
- * have any stride that is no shorter than a row, so that q, k and v may be parts of one fused row; and the axes behind it may be
- * given joined, [N, HV V] for [N, HV, V]. All zero is an absent tensor.
+ * Memory of the caller. Strides count elements. Tensors are contiguous, but for "rows": of these the first axis
+ * (tokens) may have any stride that is no shorter than a row, so that q, k and v may be parts of one fused row; and
+ * the axes behind it may be given joined, [N, HV V] for [N, HV, V]. All zero is an absent tensor.
  */
 typedef struct undraft_tensor {
     void *data; /* aligned to its elements; read only where the field is an input */
@@ -149,7 +155,8 @@ typedef struct undraft_tensor {
 } undraft_tensor;
 
 /* A contiguous tensor; `ndim` of at most UNDRAFT_MAX_NDIM. */
-static inline undraft_tensor undraft_tensor_nd(const void *data, undraft_dtype dtype, uint32_t ndim, const int64_t *shape) {
+static inline undraft_tensor undraft_tensor_nd(const void *data, undraft_dtype dtype, uint32_t ndim,
+                                               const int64_t *shape) {
     undraft_tensor tensor;
     int64_t stride = 1;
     uint32_t i;
@@ -270,9 +277,9 @@ static inline undraft_device_info undraft_device_info_init(void) {
     return info;
 }
 
-/* Names of the devices of this machine, one a line, for undraft_string_free. */
+/* Names of the devices of this machine that can be used, one a line, for undraft_string_free. Opens each of them. */
 undraft_status undraft_device_names(char **names, char **message);
-/* A device by its name: "cpu", "cuda" (the first one) or "cuda:N". `options` may be NULL. */
+/* A device by its name: "cpu", "cuda" (the first one) or "cuda:N". `options` may be NULL. See docs/c.md about GPUs. */
 undraft_status undraft_device_new(const char *name, const undraft_device_options *options, undraft_device **device,
                                   char **message);
 /* NULL is allowed. */
@@ -432,14 +439,14 @@ undraft_status undraft_slot_save(undraft_pool *pool, undraft_slot slot, const ch
 undraft_status undraft_slot_load(undraft_pool *pool, const char *path, undraft_slot *slot, char **message);
 
 /*
- * A layer's states of a slot out and in, settled. `to` and `from` are contiguous: the recurrent state [HV, V, K] or [HV, K, V] in
- * f32 or in the pool's dtype (a 16-bit state is rounded to nearest even where f32 comes in), the convolution state
- * [W - 1, C] or [C, W - 1] in f32, oldest input first.
+ * A layer's states of a slot out and in, settled. `to` and `from` are contiguous: the recurrent state [HV, V, K] or
+ * [HV, K, V] in f32 or in the pool's dtype (a 16-bit state is rounded to nearest even where f32 comes in), the
+ * convolution state [W - 1, C] or [C, W - 1] in f32, oldest input first.
  */
-undraft_status undraft_slot_export_state(undraft_pool *pool, undraft_slot slot, size_t layer, undraft_state_layout layout,
-                                         const undraft_tensor *to, char **message);
-undraft_status undraft_slot_import_state(undraft_pool *pool, undraft_slot slot, size_t layer, undraft_state_layout layout,
-                                         const undraft_tensor *from, char **message);
+undraft_status undraft_slot_export_state(undraft_pool *pool, undraft_slot slot, size_t layer,
+                                         undraft_state_layout layout, const undraft_tensor *to, char **message);
+undraft_status undraft_slot_import_state(undraft_pool *pool, undraft_slot slot, size_t layer,
+                                         undraft_state_layout layout, const undraft_tensor *from, char **message);
 undraft_status undraft_slot_export_conv(undraft_pool *pool, undraft_slot slot, size_t layer, undraft_conv_layout layout,
                                         const undraft_tensor *to, char **message);
 undraft_status undraft_slot_import_conv(undraft_pool *pool, undraft_slot slot, size_t layer, undraft_conv_layout layout,
@@ -466,8 +473,10 @@ typedef uint32_t undraft_round_mode;
 enum {
     /* At most max_window tokens a sequence, of which 0 to all stay. */
     UNDRAFT_VERIFY = 1,
-    /* Any number of tokens, all of which stay; bit for bit as decoding. The states are overwritten: rolled back after its first
-       verify, such a round leaves its slots torn. */
+    /*
+     * Any number of tokens, all of which stay; bit for bit as decoding. The states are overwritten: rolled back after
+     * its first verify, such a round leaves its slots torn.
+     */
     UNDRAFT_FINAL = 2,
     /* As UNDRAFT_FINAL in the matrix form: faster for prompts, close to decoding and not bit-equal to it. */
     UNDRAFT_PREFILL = 3
@@ -481,8 +490,9 @@ typedef struct undraft_round_params {
     const undraft_slot *slots; /* [num_seqs], or UNDRAFT_PAD_SLOT; a slot may stand once, and in one undecided round */
     const uint32_t *windows;   /* [num_seqs], tokens of each window */
     /*
-     * NULL: each window is a chain. Else draft trees (UNDRAFT_VERIFY alone), [sum of windows]: of each token the position in its
-     * window of the token that it follows, -1 for the committed state; parents come before their children.
+     * NULL: each window is a chain. Else draft trees (UNDRAFT_VERIFY alone), [sum of windows]: of each token the
+     * position in its window of the token that it follows, -1 for the committed state; parents come before their
+     * children.
      */
     const int32_t *parents;
 } undraft_round_params;
@@ -517,21 +527,21 @@ static inline undraft_verify_args undraft_verify_args_init(const undraft_layer *
     return args;
 }
 
-/* Opens a round. Until it is decided its slots can only be reset; all others may be used, in rounds of their own too. */
+/* Opens a round. Until it is decided its slots can only be reset; all others may be used, also in other rounds. */
 undraft_status undraft_round_begin(undraft_pool *pool, const undraft_round_params *params, undraft_round *round,
                                    char **message);
 /* Convolution, gates and recurrence of one layer over the windows: each layer once, in any order. */
-undraft_status undraft_round_verify(undraft_pool *pool, undraft_round round, size_t layer, const undraft_verify_args *args,
-                                    char **message);
+undraft_status undraft_round_verify(undraft_pool *pool, undraft_round round, size_t layer,
+                                    const undraft_verify_args *args, char **message);
 /*
- * Keeps the first num_kept[s] tokens of each window, in all layers; 0 leaves a slot as it was. The round is over whatever
- * comes back: if the commit is refused, it has been rolled back.
+ * Keeps the first num_kept[s] tokens of each window, in all layers; 0 leaves a slot as it was. The round is over
+ * whatever comes back: if the commit is refused, it has been rolled back.
  */
 undraft_status undraft_round_commit(undraft_pool *pool, undraft_round round, const uint32_t *num_kept, size_t num_seqs,
                                     char **message);
 /*
- * Keeps a path through each draft tree: num_kept[s] positions in the window, each the parent of the next, the paths of all
- * sequences one after the other in `paths`. Otherwise as undraft_round_commit.
+ * Keeps a path through each draft tree: num_kept[s] positions in the window, each the parent of the next, the paths
+ * of all sequences one after the other in `paths`. Otherwise as undraft_round_commit.
  */
 undraft_status undraft_round_commit_path(undraft_pool *pool, undraft_round round, const uint32_t *paths,
                                          const uint32_t *num_kept, size_t num_seqs, char **message);

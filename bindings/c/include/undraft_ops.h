@@ -1,8 +1,8 @@
 /*
  * undraft: the single operations, on memory of the caller and without a pool.
  *
- * The rules are those of undraft.h. "in", "out" and "in, out" say how a tensor is used; the slots of a state or log that
- * no sequence of the call has are not touched. Every argument is checked before anything is written.
+ * The rules are those of undraft.h. "in", "out" and "in, out" say how a tensor is used; the slots of a state or log
+ * that no sequence of the call has are not touched. Every argument is checked before anything is written.
  */
 #ifndef UNDRAFT_OPS_H
 #define UNDRAFT_OPS_H
@@ -35,8 +35,9 @@ undraft_status undraft_fused_gdn_gating(const undraft_device *device, const undr
                                         char **message);
 
 /*
- * Causal depthwise convolution of windows. First the log entries that are pending move into the state; then the window runs, and
- * its inputs go into the log (UNDRAFT_CAPTURE_DELTA_LOG, the state stays) or into the state (UNDRAFT_CAPTURE_FINAL).
+ * Causal depthwise convolution of windows. First the log entries that are pending move into the state; then the
+ * window runs, and its inputs go into the log (UNDRAFT_CAPTURE_DELTA_LOG, the state stays) or into the state
+ * (UNDRAFT_CAPTURE_FINAL).
  */
 typedef struct undraft_causal_conv1d_update_args {
     size_t size;
@@ -108,7 +109,7 @@ typedef struct undraft_delta_rule_inputs {
     undraft_tensor q;             /* rows [N, H, K]; f32, bf16, f16 */
     undraft_tensor k;             /* rows [N, H, K]; f32, bf16, f16 */
     undraft_tensor v;             /* rows [N, HV, V]; f32, bf16, f16 */
-    undraft_tensor decay;         /* [N, HV] f32; [N, HV, K] with a decay per channel; with UNDRAFT_DECAY_GATE this is a */
+    undraft_tensor decay;         /* [N, HV] f32; [N, HV, K] with a decay per channel; a with UNDRAFT_DECAY_GATE */
     undraft_tensor a_log;         /* [HV] f32 with UNDRAFT_DECAY_GATE, else absent */
     undraft_tensor dt_bias;       /* [HV] or [HV, K] f32 with UNDRAFT_DECAY_GATE, else absent */
     undraft_tensor beta;          /* [N, HV] f32 */
@@ -118,7 +119,8 @@ typedef struct undraft_delta_rule_inputs {
 } undraft_delta_rule_inputs;
 
 /* Grouped heads, L2 norm with eps 1e-6, f32. The forms of decay and beta are to be given. */
-static inline undraft_delta_rule_inputs undraft_delta_rule_inputs_init(undraft_gdn_dims dims, undraft_decay_form decay_form,
+static inline undraft_delta_rule_inputs undraft_delta_rule_inputs_init(undraft_gdn_dims dims,
+                                                                       undraft_decay_form decay_form,
                                                                        undraft_beta_form beta_form) {
     undraft_delta_rule_inputs inputs;
     memset(&inputs, 0, sizeof inputs);
@@ -140,8 +142,9 @@ typedef struct undraft_delta_log {
 } undraft_delta_log;
 
 /*
- * The recurrence, token by token. First the log entries that are pending are replayed into the state; then the window runs, and
- * leaves entries in the log, states in capture_states, or (UNDRAFT_CAPTURE_FINAL) the state after its last token.
+ * The recurrence, token by token. First the log entries that are pending are replayed into the state; then the window
+ * runs, and leaves entries in the log, states in capture_states, or (UNDRAFT_CAPTURE_FINAL) the state after its last
+ * token.
  */
 typedef struct undraft_fused_recurrent_args {
     size_t size;
@@ -152,7 +155,8 @@ typedef struct undraft_fused_recurrent_args {
     undraft_delta_log log;         /* in, out; needed with a delta log and where tokens are pending */
     undraft_tensor num_pending;    /* in, [num_seqs] u32, or absent for none */
     undraft_tensor pending_path;   /* in, [num_seqs, max_tokens] u32: which entries, rising; absent: the first ones */
-    undraft_tensor capture_states; /* out, [num_seqs, max_tokens, HV, V, K] with UNDRAFT_CAPTURE_PER_TOKEN, else absent */
+    /* out, [num_seqs, max_tokens, HV, V, K] with UNDRAFT_CAPTURE_PER_TOKEN, else absent */
+    undraft_tensor capture_states;
     undraft_tensor out;            /* out, rows [N, HV, V]; f32, bf16, f16 */
 } undraft_fused_recurrent_args;
 
@@ -175,8 +179,8 @@ typedef struct undraft_chunk_args {
     undraft_delta_rule_inputs inputs;
     undraft_tensor state; /* in, out, [num_slots, HV, V, K]; f32, bf16, f16 */
     /*
-     * out, [num_checkpoints, HV, V, K] in the dtype of the states, or absent: a sequence of n tokens has
-     * n / checkpoint_every (rounded down), its states after checkpoint_every, 2 checkpoint_every, .. tokens.
+     * out, [num_checkpoints, HV, V, K] in the dtype of the states, or absent: a sequence of n tokens has n /
+     * checkpoint_every (rounded down), its states after checkpoint_every, 2 checkpoint_every, .. tokens.
      */
     undraft_tensor checkpoints;
     size_t checkpoint_every;
@@ -191,7 +195,8 @@ static inline undraft_chunk_args undraft_chunk_args_init(undraft_delta_rule_inpu
     return args;
 }
 
-undraft_status undraft_chunk_gated_delta_rule(const undraft_device *device, const undraft_chunk_args *args, char **message);
+undraft_status undraft_chunk_gated_delta_rule(const undraft_device *device, const undraft_chunk_args *args,
+                                              char **message);
 
 /* Replay of a log: bit for bit what decoding those tokens one by one would have left. */
 typedef struct undraft_commit_states_args {
@@ -216,7 +221,8 @@ static inline undraft_commit_states_args undraft_commit_states_args_init(undraft
     return args;
 }
 
-undraft_status undraft_commit_states(const undraft_device *device, const undraft_commit_states_args *args, char **message);
+undraft_status undraft_commit_states(const undraft_device *device, const undraft_commit_states_args *args,
+                                     char **message);
 
 /* out = x / sqrt(mean(x^2) + eps) * weight * act(z), per head of D elements. */
 typedef struct undraft_rms_norm_gated_args {
@@ -239,7 +245,8 @@ static inline undraft_rms_norm_gated_args undraft_rms_norm_gated_args_init(void)
     return args;
 }
 
-undraft_status undraft_rms_norm_gated(const undraft_device *device, const undraft_rms_norm_gated_args *args, char **message);
+undraft_status undraft_rms_norm_gated(const undraft_device *device, const undraft_rms_norm_gated_args *args,
+                                      char **message);
 
 /* ---- layouts, f32 ---- */
 

@@ -14,7 +14,6 @@ macro_rules! choice {
             #[doc = $word]
             pub const $constant: $name = $number;
         )*
-        #[allow(dead_code)]
         pub(crate) fn $read(arg: &'static str, got: $name) -> Result<$to> {
             match got {
                 $($constant => Ok($value),)*

@@ -88,7 +88,7 @@ pub unsafe extern "C" fn undraft_layer_new(
         let shown = tensors.disjoint()?;
         let scale = if params.scale == 0.0 { DeltaRuleInputs::default_scale(&gdn) } else { params.scale };
         let made = GdnLayer::new(GdnLayerParams {
-            conv_bias: conv_bias.map(|bias| bias.f32s(&shown)),
+            conv_bias: conv_bias.as_ref().map(|bias| bias.f32s(&shown)),
             activation: activation("activation", params.activation)?,
             head_map: head_map("head_map", params.head_map)?,
             qk_norm: qk_norm(params.qk_norm, params.qk_eps)?,

@@ -1,8 +1,8 @@
 //! C interface of undraft. `include/undraft.h` and `include/undraft_ops.h` are its documentation; `tests/header.rs` holds them
 //! against what is declared here.
 //!
-//! Every function that can fail runs in [`status::guard`], which turns errors and panics into a status and a message.
-//! Pointers of the caller become references in few places: [`tensor`] for tensors, [`pointer`] for the rest.
+//! Every function that can fail runs in `status::guard`, which turns errors and panics into a status and a message. Pointers of
+//! the caller become references in two places: `tensor.rs`, and `pointer.rs` for what is no tensor.
 #![allow(non_camel_case_types)]
 
 #[cfg(not(panic = "unwind"))]

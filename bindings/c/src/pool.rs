@@ -294,3 +294,32 @@ pub unsafe extern "C" fn undraft_pool_rollback_all(
     // SAFETY: `pool` and `message` by this function's contract.
     unsafe { with_pool(pool, message, body) }
 }
+
+#[cfg(test)]
+mod tests {
+    use undraft::GdnDims;
+
+    use super::*;
+    use crate::slots::undraft_slot_alloc;
+    use crate::status::{UNDRAFT_INTERNAL, UNDRAFT_OK};
+
+    #[test]
+    fn a_panic_poisons_its_pool_and_no_other() {
+        let gdn = GdnDims::new(1, 1, 8, 8).unwrap();
+        let make = || {
+            let config = PoolConfig::new(vec![LayerDims { gdn, conv_width: 4 }], 1, 2);
+            boxed(undraft_pool(Mutex::new(Pool::new(&Device::cpu(), config).unwrap())))
+        };
+        let (broken, whole) = (make(), make());
+        let null = std::ptr::null_mut();
+        let mut slot = 0;
+        // SAFETY: pools of this library, freed once; no message is asked for.
+        unsafe {
+            assert_eq!(with_pool(broken, null, |_| panic!("half way")), UNDRAFT_INTERNAL);
+            assert_eq!(undraft_slot_alloc(broken, &raw mut slot, null), UNDRAFT_POISONED);
+            assert_eq!((slot, undraft_slot_alloc(whole, &raw mut slot, null)), (0, UNDRAFT_OK));
+            assert_eq!(undraft_pool_free(broken, null), UNDRAFT_OK);
+            assert_eq!(undraft_pool_free(whole, null), UNDRAFT_OK);
+        }
+    }
+}

@@ -35,8 +35,8 @@ fn check_state_dtype(arg: &'static str, view: &View, states: DType, is_export: b
     if got == DType::F32 || got == states || (states == DType::F32 && !is_export) {
         return Ok(());
     }
-    let (got, states) = (got.name(), states.name());
-    Err(Failure::invalid(format!("`{arg}` is {got}, expected f32 or {states}, the pool's `state_dtype`")))
+    let or = if states == DType::F32 { String::new() } else { format!(" or {}", states.name()) };
+    Err(Failure::invalid(format!("`{arg}` is {}, expected f32{or} with the pool's `state_dtype`", got.name())))
 }
 
 /// Copies a recurrent state out.

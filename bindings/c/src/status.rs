@@ -181,3 +181,48 @@ pub extern "C" fn undraft_abi_version() -> u32 {
 pub extern "C" fn undraft_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+
+    use super::*;
+
+    fn message_of(body: impl FnOnce() -> Result<()>) -> (undraft_status, String) {
+        let mut message = std::ptr::dangling_mut();
+        // SAFETY: `message` may be written.
+        let status = unsafe { guard(&raw mut message, body) };
+        if message.is_null() {
+            return (status, String::new());
+        }
+        // SAFETY: `guard` gave a string, which is freed once.
+        let text = unsafe { CStr::from_ptr(message) }.to_string_lossy().into_owned();
+        // SAFETY: as above.
+        unsafe { undraft_string_free(message) };
+        (status, text)
+    }
+
+    #[test]
+    fn success_clears_the_message() {
+        assert_eq!(message_of(|| Ok(())), (UNDRAFT_OK, String::new()));
+    }
+
+    #[test]
+    fn failures_come_with_their_text() {
+        let failed = message_of(|| Err(Failure::new(UNDRAFT_TORN, "slot\0 7")));
+        assert_eq!(failed, (UNDRAFT_TORN, "slot\u{fffd} 7".into()));
+    }
+
+    #[test]
+    fn panics_stop_at_the_border() {
+        let text = |why| format!("undraft has a bug and has panicked: {why}");
+        assert_eq!(message_of(|| panic!("literal")), (UNDRAFT_INTERNAL, text("literal")));
+        let formatted = message_of(|| panic!("index {}", 3 + std::hint::black_box(4)));
+        assert_eq!(formatted, (UNDRAFT_INTERNAL, text("index 7")));
+        let other = message_of(|| std::panic::panic_any(7));
+        assert_eq!(other, (UNDRAFT_INTERNAL, text("it did not say why")));
+        // SAFETY: no message is asked for.
+        let status = unsafe { guard(std::ptr::null_mut(), || panic!("unheard")) };
+        assert_eq!(status, UNDRAFT_INTERNAL);
+    }
+}

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 
-use undraft::{DType, Data, DataMut, NamedShape, Rows, RowsMut, bf16, f16};
+use undraft::{DType, Data, DataMut, NamedShape, Rows, RowsMut};
 
 use crate::choices::{UNDRAFT_BF16, UNDRAFT_F16, UNDRAFT_F32, UNDRAFT_I32, UNDRAFT_U32, undraft_dtype};
 use crate::pointer::list;
@@ -82,8 +82,8 @@ impl fmt::Display for DTypes {
     }
 }
 
-/// A checked tensor, not yet a slice.
-#[derive(Clone, Copy, Debug)]
+/// A checked tensor, not yet a slice. Its dtype is one of those that it was checked for.
+#[derive(Debug)]
 pub(crate) struct View {
     data: *mut c_void,
     dtype: undraft_dtype,
@@ -285,70 +285,63 @@ fn check_contiguous(arg: &'static str, t: &undraft_tensor, first: usize) -> Resu
     Err(Failure::invalid(format!("`{arg}` has strides {strides:?} with shape {shape:?}, expected {what}")))
 }
 
-/// Declares how a view becomes a slice.
-macro_rules! slices {
-    ($read:ident, $write:ident, $element:ty) => {
-        #[allow(dead_code)]
-        fn $read<'t>(self) -> &'t [$element] {
-            if self.len == 0 {
-                return &[];
-            }
-            // SAFETY: not null, aligned and no larger than an object can be, as `Tensors::add` has checked; readable, and not written
-            // by others, by the contract of `Tensors::new`; disjoint from what this call writes, as a `Disjoint` was shown.
-            unsafe { std::slice::from_raw_parts(self.data.cast(), self.len) }
-        }
-        #[allow(dead_code)]
-        fn $write<'t>(self) -> &'t mut [$element] {
-            if self.len == 0 {
-                return &mut [];
-            }
-            // SAFETY: as in the reading form; writable and used by nobody else by the contract of `Tensors::new`, and disjoint from
-            // every other tensor of this call. A view is turned into a slice once.
-            unsafe { std::slice::from_raw_parts_mut(self.data.cast(), self.len) }
-        }
-    };
-}
-
 impl View {
-    slices!(slice_f32, slice_f32_mut, f32);
-    slices!(slice_bf16, slice_bf16_mut, bf16);
-    slices!(slice_f16, slice_f16_mut, f16);
-    slices!(slice_i32, slice_i32_mut, i32);
-    slices!(slice_u32, slice_u32_mut, u32);
+    /// The elements, which are of the view's dtype.
+    fn slice<'t, T>(&self, _: &'t Disjoint<'_>) -> &'t [T] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: not null, aligned and no larger than an object can be, as `Tensors::add` has checked; readable, and not
+        // written by others, by the contract of `Tensors::new`; disjoint from what this call writes, as `Disjoint` shows. Any
+        // bits are a number of the five dtypes.
+        unsafe { std::slice::from_raw_parts(self.data.cast(), self.len) }
+    }
+    /// The elements, which are of the view's dtype, to write.
+    // `Disjoint` shows that they may be written; they are not part of it.
+    #[allow(clippy::mut_from_ref)]
+    fn slice_mut<'t, T>(self, _: &'t Disjoint<'_>) -> &'t mut [T] {
+        if self.len == 0 {
+            return &mut [];
+        }
+        // SAFETY: as in `slice`; writable and used by nobody else by the contract of `Tensors::new`, disjoint from every other
+        // tensor of this call, and no second slice of it, as the view is used up.
+        unsafe { std::slice::from_raw_parts_mut(self.data.cast(), self.len) }
+    }
 
-    pub(crate) fn f32s<'t>(self, _: &'t Disjoint<'_>) -> &'t [f32] {
-        self.slice_f32()
+    pub(crate) fn f32s<'t>(&self, shown: &'t Disjoint<'_>) -> &'t [f32] {
+        self.slice(shown)
     }
-    pub(crate) fn f32s_mut<'t>(self, _: &'t Disjoint<'_>) -> &'t mut [f32] {
-        self.slice_f32_mut()
+    pub(crate) fn f32s_mut<'t>(self, shown: &'t Disjoint<'_>) -> &'t mut [f32] {
+        self.slice_mut(shown)
     }
-    pub(crate) fn i32s<'t>(self, _: &'t Disjoint<'_>) -> &'t [i32] {
-        self.slice_i32()
+    pub(crate) fn i32s<'t>(&self, shown: &'t Disjoint<'_>) -> &'t [i32] {
+        self.slice(shown)
     }
-    pub(crate) fn u32s<'t>(self, _: &'t Disjoint<'_>) -> &'t [u32] {
-        self.slice_u32()
+    pub(crate) fn u32s<'t>(&self, shown: &'t Disjoint<'_>) -> &'t [u32] {
+        self.slice(shown)
     }
     /// Elements of one of the float dtypes.
-    pub(crate) fn data<'t>(self, _: &'t Disjoint<'_>) -> Data<'t> {
-        match self.dtype {
-            UNDRAFT_BF16 => Data::Bf16(self.slice_bf16()),
-            UNDRAFT_F16 => Data::F16(self.slice_f16()),
-            _ => Data::F32(self.slice_f32()),
+    pub(crate) fn data<'t>(&self, shown: &'t Disjoint<'_>) -> Data<'t> {
+        match self.dtype() {
+            DType::F32 => Data::F32(self.slice(shown)),
+            DType::Bf16 => Data::Bf16(self.slice(shown)),
+            DType::F16 => Data::F16(self.slice(shown)),
         }
     }
     /// Elements of one of the float dtypes, to write.
-    pub(crate) fn data_mut<'t>(self, _: &'t Disjoint<'_>) -> DataMut<'t> {
-        match self.dtype {
-            UNDRAFT_BF16 => DataMut::Bf16(self.slice_bf16_mut()),
-            UNDRAFT_F16 => DataMut::F16(self.slice_f16_mut()),
-            _ => DataMut::F32(self.slice_f32_mut()),
+    pub(crate) fn data_mut<'t>(self, shown: &'t Disjoint<'_>) -> DataMut<'t> {
+        match self.dtype() {
+            DType::F32 => DataMut::F32(self.slice_mut(shown)),
+            DType::Bf16 => DataMut::Bf16(self.slice_mut(shown)),
+            DType::F16 => DataMut::F16(self.slice_mut(shown)),
         }
     }
-    pub(crate) fn rows<'t>(self, shown: &'t Disjoint<'_>) -> Rows<'t> {
+    pub(crate) fn rows<'t>(&self, shown: &'t Disjoint<'_>) -> Rows<'t> {
         Rows { data: self.data(shown), row_stride: self.row_stride }
     }
     pub(crate) fn rows_mut<'t>(self, shown: &'t Disjoint<'_>) -> RowsMut<'t> {
-        RowsMut { data: self.data_mut(shown), row_stride: self.row_stride }
+        let row_stride = self.row_stride;
+        RowsMut { data: self.data_mut(shown), row_stride }
     }
     /// The float dtype.
     pub(crate) fn dtype(&self) -> DType {
@@ -361,11 +354,11 @@ impl View {
 }
 
 /// A list that is empty where its tensor is absent.
-pub(crate) fn u32s_or_empty<'t>(view: Option<View>, shown: &'t Disjoint<'_>) -> &'t [u32] {
-    view.map_or(&[], |view| view.u32s(shown))
+pub(crate) fn u32s_or_empty<'t>(view: &Option<View>, shown: &'t Disjoint<'_>) -> &'t [u32] {
+    view.as_ref().map_or(&[], |view| view.u32s(shown))
 }
 
 /// A list that is empty where its tensor is absent.
-pub(crate) fn i32s_or_empty<'t>(view: Option<View>, shown: &'t Disjoint<'_>) -> &'t [i32] {
-    view.map_or(&[], |view| view.i32s(shown))
+pub(crate) fn i32s_or_empty<'t>(view: &Option<View>, shown: &'t Disjoint<'_>) -> &'t [i32] {
+    view.as_ref().map_or(&[], |view| view.i32s(shown))
 }

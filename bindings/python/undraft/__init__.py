@@ -1,7 +1,8 @@
 """undraft: Gated DeltaNet kernels whose rejected drafts are taken back exactly.
 
-Here: the operations on NumPy arrays and whatever exports DLPack (:mod:`undraft.ops`), and :class:`StatePool` with its rounds. Needs no torch.
-:mod:`undraft.torch` has the operations on torch tensors, on the CPU and on CUDA; import it by itself.
+Here: the operations on NumPy arrays and whatever exports DLPack (:mod:`undraft.ops`), and :class:`StatePool` with its
+rounds. Needs no torch. :mod:`undraft.torch` has the operations on torch tensors, on the CPU and on CUDA; import it by
+itself.
 """
 
 from ._library import Error, set_num_threads

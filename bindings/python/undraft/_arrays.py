@@ -92,7 +92,9 @@ def view(arg: str, array: Array) -> ArrayView:
     if isinstance(array, np.ndarray):
         size = array.itemsize
         if any(stride % size for stride in array.strides):
-            raise Error(f"`{arg}` has strides of {array.strides} bytes, expected multiples of its element's {size}; pass a copy")
+            raise Error(
+                f"`{arg}` has strides of {array.strides} bytes, expected multiples of its element's {size}; pass a copy"
+            )
         strides = tuple(stride // size for stride in array.strides)
         elements = _NUMPY.get(array.dtype.name, OTHER) if array.dtype.isnative else OTHER
         made = _fill(arg, array.ctypes.data, elements, size, array.flags.writeable, array.shape, strides)

@@ -16,7 +16,9 @@ class Error(RuntimeError):
 def _load() -> ctypes.CDLL:
     path = Path(os.environ.get("UNDRAFT_LIBRARY") or Path(__file__).parent / _NAME)
     if not path.exists():
-        raise ImportError(f"the native library {path.name} is not beside the package undraft, expected it there: pip install .")
+        raise ImportError(
+            f"the native library {path.name} is not beside the package undraft, expected it there: pip install ."
+        )
     return ctypes.CDLL(str(path))
 
 
@@ -60,7 +62,7 @@ def find(name: str) -> int:
     """Number of an operation."""
     op: int = library.undraft_python_find(name.encode())
     if op < 0:
-        raise Error(f"the native library has no operation `{name}`, expected the library of this version of the package")
+        raise Error(f"the native library has no operation `{name}`, expected the library of this package's version")
     return op
 
 

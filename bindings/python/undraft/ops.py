@@ -1,7 +1,8 @@
 """The operations on arrays of host memory: NumPy's, and any that export DLPack. Needs no torch.
 
-They work in place: states and logs are changed, outputs go into ``out``, which is made where it is not given. Shapes, dtypes and options are those
-of :mod:`undraft.torch.ops`, bit for bit the same results; bf16 comes through DLPack, or as the dtype of the package ml_dtypes.
+They work in place: states and logs are changed, outputs go into ``out``, which is made where it is not given. Shapes,
+dtypes and options are those of :mod:`undraft.torch.ops`, bit for bit the same results; bf16 comes through DLPack, or as
+the dtype of the package ml_dtypes.
 
 ===================================== ===================================================== ==================
 argument                              shape                                                 dtype
@@ -19,7 +20,8 @@ argument                              shape                                     
 ``path``, ``pending_path``            ``[B, max_tokens]``; default the first entries        int32
 ===================================== ===================================================== ==================
 
-Integers may be lists. Every function raises :class:`undraft.Error` with the argument, what was expected and what came; nothing was touched then.
+Integers may be lists. Every function raises :class:`undraft.Error` with the argument, what was expected and what came;
+nothing was touched then.
 """
 
 import ctypes
@@ -94,7 +96,7 @@ class DeltaLog(NamedTuple):
         num_layers: int | None = None,
         per_channel: bool = False,
     ) -> "DeltaLog":
-        """A log of zeros for windows of up to ``max_tokens`` tokens; with ``num_layers`` one for all layers together."""
+        """A log of zeros for windows of up to ``max_tokens`` tokens; with ``num_layers`` one for all layers."""
         outer = (num_slots, max_tokens) if num_layers is None else (num_layers, num_slots, max_tokens)
         decay = (num_v_heads, head_k_dim) if per_channel else (num_v_heads,)
 
@@ -138,8 +140,8 @@ _recurrent = _Op(
 )
 _verify = _Op(
     "verify",
-    "q k v g beta state log_k log_decay log_delta captured out cu_seqlens state_indices parents pending_k pending_decay pending_delta "
-    f"num_pending pending_path A_log dt_bias {_RULE} max_window",
+    "q k v g beta state log_k log_decay log_delta captured out cu_seqlens state_indices parents "
+    f"pending_k pending_decay pending_delta num_pending pending_path A_log dt_bias {_RULE} max_window",
 )
 _commit = _Op("commit_states", "state log_k log_decay log_delta num_kept state_indices path head_map")
 _commit_conv = _Op("commit_conv_states", "conv_state conv_log num_kept state_indices path no_tokens")
@@ -179,8 +181,8 @@ def fused_recurrent_gated_delta_rule(
     """Runs the recurrence token by token and moves the states on, for good: decode and exact prefill.
 
     Args:
-        decay: What ``g`` is: ``"log"`` the factor is ``exp(g)``; ``"linear"`` the factor itself; ``"neg_log"`` ``exp(-g)``; ``"gate"`` the raw
-            gate ``a``, the factor is ``exp(-exp(A_log) * softplus(a + dt_bias))``.
+        decay: What ``g`` is: ``"log"`` the factor is ``exp(g)``; ``"linear"`` the factor itself; ``"neg_log"``
+            ``exp(-g)``; ``"gate"`` the raw gate ``a``, the factor is ``exp(-exp(A_log) * softplus(a + dt_bias))``.
         A_log: ``[HV]`` f32, with ``decay="gate"``.
         dt_bias: ``[HV]`` (or ``[HV, K]``) f32, with ``decay="gate"``.
         beta_is_logit: Whether the operation takes the sigmoid of ``beta``.
@@ -199,7 +201,8 @@ def fused_recurrent_gated_delta_rule(
         >>> v = rng.standard_normal((2, 1, 8, 64), np.float32)       # HV = 8 value heads
         >>> g, beta = -rng.random((2, 1, 8), np.float32), rng.random((2, 1, 8), np.float32)
         >>> state = np.zeros((16, 8, 64, 64), np.float32)            # 16 slots
-        >>> o = undraft.fused_recurrent_gated_delta_rule(q, k, v, g, beta, state, state_indices=[3, 5], qk_l2norm_eps=1e-6)
+        >>> o = undraft.fused_recurrent_gated_delta_rule(
+        ...     q, k, v, g, beta, state, state_indices=[3, 5], qk_l2norm_eps=1e-6)
         >>> o.shape, bool(state[3].any()), bool(state[0].any())
         ((2, 1, 8, 64), True, False)
     """
@@ -239,17 +242,19 @@ def verify(
 ) -> Array:
     """Runs a window of drafted tokens that can be taken back: the states stay, the window goes into the log.
 
-    ``out`` is, bit for bit, that of :func:`fused_recurrent_gated_delta_rule` over the same tokens, however they are cut into windows.
-    Afterwards :func:`commit_states` says how many tokens stay; not calling it keeps none.
+    ``out`` is, bit for bit, that of :func:`fused_recurrent_gated_delta_rule` over the same tokens, however they are cut
+    into windows. Afterwards :func:`commit_states` says how many tokens stay; not calling it keeps none.
 
     The arguments of :func:`fused_recurrent_gated_delta_rule`, and:
 
     Args:
         log: Filled for the slots of the call; windows have at most ``max_tokens`` tokens.
-        capture: ``"delta_log"``, or ``"per_token"``: ``captured`` takes the state after each token, ``[B, max_tokens, HV, V, K]``, and there is no log.
-        parents: A draft tree in each window: the position in the window of the token that a token follows, -1 = the committed state.
-        pending_log: The log of the window before, of which ``num_pending`` entries stay and are replayed into the states first; another log
-            than ``log``.
+        capture: ``"delta_log"``, or ``"per_token"``: ``captured`` takes the state after each token,
+            ``[B, max_tokens, HV, V, K]``, and there is no log.
+        parents: A draft tree in each window: the position in the window of the token that a token follows, -1 = the
+            committed state.
+        pending_log: The log of the window before, of which ``num_pending`` entries stay and are replayed into the
+            states first; another log than ``log``.
         pending_path: Which entries those are, rising.
 
     Returns:
@@ -287,14 +292,15 @@ def commit_states(
 ) -> None:
     """Replays the kept tokens of a window into the states: all slots, and all layers, in one call.
 
-    The states are then, bit for bit, those of decoding just those tokens. ``state``, ``log``, ``conv_state`` and ``conv_log`` may have an axis
-    of layers in front.
+    The states are then, bit for bit, those of decoding just those tokens. ``state``, ``log``, ``conv_state`` and
+    ``conv_log`` may have an axis of layers in front.
 
     Args:
         num_kept: How many of the log's entries stay of each sequence; 0 leaves the states as before the window.
         path: Which entries stay, of a draft tree: each the parent of the next.
         head_map: As in the call of :func:`verify`.
-        conv_state: ``[num_slots, W - 1, C]`` f32: the convolution's state is moved on as well, by the entries of ``conv_log``.
+        conv_state: ``[num_slots, W - 1, C]`` f32: the convolution's state is moved on as well, by the entries of
+            ``conv_log``.
         conv_log: ``[num_slots, max_tokens, C]`` f32, filled by :func:`causal_conv1d_update`.
     """
     kept = int32("num_kept", num_kept)
@@ -390,12 +396,15 @@ def chunk_gated_delta_rule(
 ) -> Array:
     """The matrix form of the recurrence, 64 tokens at a time, for prompts; moves the states on.
 
-    Deterministic and close to :func:`fused_recurrent_gated_delta_rule`, not bit-equal to it. The arguments of that function, and:
+    Deterministic and close to :func:`fused_recurrent_gated_delta_rule`, not bit-equal to it. The arguments of that
+    function, and:
 
     Args:
-        checkpoints: ``[num_checkpoints, HV, V, K]`` in the dtype of ``state``: a sequence of n tokens leaves its states after ``checkpoint_every``,
-            ``2 * checkpoint_every``, .. tokens there, sequences one after the other; at least ``num_tokens // checkpoint_every`` of them.
-        checkpoint_every: Tokens from one checkpoint to the next, with ``checkpoints``; a multiple of 64 changes nothing else.
+        checkpoints: ``[num_checkpoints, HV, V, K]`` in the dtype of ``state``: a sequence of n tokens leaves its states
+            after ``checkpoint_every``, ``2 * checkpoint_every``, .. tokens there, sequences one after the other; at
+            least ``num_tokens // checkpoint_every`` of them.
+        checkpoint_every: Tokens from one checkpoint to the next, with ``checkpoints``; a multiple of 64 changes nothing
+            else.
 
     Returns:
         ``out``, shaped like ``v``.
@@ -453,7 +462,7 @@ def rms_norm_gated(
 
 
 def conv_weight_to_tap_major(weight: NDArray[Any]) -> NDArray[np.float32]:
-    """A convolution's weight ``[C, W]`` or ``[C, 1, W]`` (transformers, causal-conv1d) as ``[W, C]`` f32, for the operations here."""
+    """A convolution's weight ``[C, W]`` or ``[C, 1, W]`` (transformers, causal-conv1d) as ``[W, C]`` f32: a copy."""
     weight = np.asarray(weight)
     if weight.ndim == 3:
         weight = weight.squeeze(1)
@@ -461,7 +470,7 @@ def conv_weight_to_tap_major(weight: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def state_to_value_major(state: NDArray[Any]) -> NDArray[Any]:
-    """States ``[.., HV, K, V]`` (transformers, flash-linear-attention) as ``[.., HV, V, K]``, for the operations here: a copy."""
+    """States ``[.., HV, K, V]`` (transformers, flash-linear-attention) as ``[.., HV, V, K]``: a copy."""
     return np.array(np.asarray(state).swapaxes(-1, -2), order="C")
 
 
@@ -479,7 +488,10 @@ def _sequences(
         raise Error(f"`{arg}` has no axes, expected [B, T, ..] or [num_tokens, ..]")
     if cu_seqlens is not None:
         if len(shape) == batched_rank and shape[0] != 1:
-            raise Error(f"`cu_seqlens` came with `{arg}` of shape {list(shape)}, expected [num_tokens, ..] or [1, num_tokens, ..]")
+            raise Error(
+                f"`cu_seqlens` came with `{arg}` of shape {list(shape)}, expected [num_tokens, ..] or "
+                "[1, num_tokens, ..]"
+            )
         seqlens = int32("cu_seqlens", cu_seqlens)
         num = shape_of("cu_seqlens", seqlens)[0] - 1
     else:

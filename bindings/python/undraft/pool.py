@@ -1,4 +1,4 @@
-"""The state pool and its rounds: the states of all Gated DeltaNet layers, for many sequences, in host memory or on a device.
+"""The state pool and its rounds: the states of all Gated DeltaNet layers, for many sequences.
 
     >>> import numpy as np, undraft
     >>> dims = undraft.LayerDims(num_k_heads=2, num_v_heads=4, head_k_dim=64, head_v_dim=64, conv_width=4)
@@ -155,8 +155,8 @@ class Snapshot:
 class StatePool:
     """Recurrent and convolution states of all layers, in slots, one a sequence.
 
-    A context manager: leaving it rolls all undecided rounds back and frees the memory. Slots are numbers, none of which is given out
-    twice; :data:`PAD_SLOT` stands for a padding sequence of a round.
+    A context manager: leaving it rolls all undecided rounds back and frees the memory. Slots are numbers, none of which
+    is given out twice; :data:`PAD_SLOT` stands for a padding sequence of a round.
     """
 
     def __init__(
@@ -176,8 +176,8 @@ class StatePool:
             num_slots: Sequences at once.
             max_window: Most tokens of a window that can be taken back.
             state_dtype: 16-bit states are rounded after every token.
-            device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``; see :func:`devices`. On CUDA the pool copies its states at every call;
-                :mod:`undraft.torch` works on tensors that stay there.
+            device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``; see :func:`devices`. On CUDA the pool copies its states at
+                every call; :mod:`undraft.torch` works on tensors that stay there.
             num_threads: Threads on the CPU, default all.
         """
         self._handle = 0
@@ -262,7 +262,7 @@ class StatePool:
         _c.call("undraft_slot_free", self._open(), slot)
 
     def reset(self, slot: int) -> None:
-        """Sets all states of a slot to zero; ends the round that it is in, and mends a slot that a prefill was abandoned in."""
+        """Sets all states of a slot to zero; ends its round, and mends a slot that a prefill was abandoned in."""
         _c.call("undraft_slot_reset", self._open(), slot)
 
     def fork(self, slot: int) -> int:
@@ -316,7 +316,7 @@ class StatePool:
         self._move("undraft_slot_import_conv", slot, layer, choice("layout", layout, _c.CONV_LAYOUTS), state)
 
     def begin(self, slots: Sequence[int], windows: Sequence[int]) -> "Round":
-        """Opens a round: ``windows[s]`` drafted tokens on ``slots[s]``, at most ``max_window``, of which 0 to all will stay."""
+        """Opens a round: ``windows[s]`` drafted tokens on ``slots[s]``, ``max_window`` at most; 0 to all will stay."""
         return self._begin(_c.VERIFY, slots, windows, None)
 
     def begin_tree(self, slots: Sequence[int], parents: Sequence[Sequence[int]]) -> "Round":
@@ -324,13 +324,13 @@ class StatePool:
 
         Args:
             slots: One a sequence.
-            parents: ``parents[s][i]`` is the position in the window of the token that token ``i`` follows, -1 for the committed state; parents come
-                before their children.
+            parents: ``parents[s][i]`` is the position in the window of the token that token ``i`` follows, -1 for the
+                committed state; parents come before their children.
         """
         return self._begin(_c.VERIFY, slots, [len(tree) for tree in parents], [p for tree in parents for p in tree])
 
     def begin_final(self, slots: Sequence[int], windows: Sequence[int]) -> "Round":
-        """Opens windows of any length that keep all their tokens, bit for bit as decoding; they cannot be taken back."""
+        """Opens windows of any length that keep all tokens, bit for bit as decoding; they cannot be taken back."""
         return self._begin(_c.FINAL, slots, windows, None)
 
     def begin_prefill(self, slots: Sequence[int], windows: Sequence[int]) -> "Round":
@@ -375,8 +375,8 @@ class StatePool:
 class Round:
     """An undecided window on some slots of a pool; made by :meth:`StatePool.begin`.
 
-    :meth:`verify` every layer, then :meth:`commit`. A context manager: leaving it undecided, by an exception or not, rolls it back, and
-    every slot is, bit for bit, as it was.
+    :meth:`verify` every layer, then :meth:`commit`. A context manager: leaving it undecided, by an exception or not,
+    rolls it back, and every slot is, bit for bit, as it was.
     """
 
     def __init__(self, pool: StatePool, number: int, windows: list[int]) -> None:
@@ -398,7 +398,8 @@ class Round:
         Args:
             layer: Number of the layer.
             params: Its parameters.
-            mixed_qkv: ``[N, C]``, the joined q, k, v before the convolution, of the tokens of all windows; f32, bf16, f16.
+            mixed_qkv: ``[N, C]``, the joined q, k, v before the convolution, of the tokens of all windows; f32, bf16,
+                f16.
             a: ``[N, HV]`` f32, the decay's gate projection; ``[N, HV, K]`` with a decay per channel.
             b: ``[N, HV]`` f32, the logit of beta.
             out: ``[N, HV, V]``; f32, bf16, f16; made in f32 where it is None.
@@ -433,7 +434,7 @@ class Round:
         _c.call("undraft_round_commit", handle, self._number, kept, len(kept))
 
     def commit_path(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keeps a path through each draft tree: positions in the window, each the parent of the next; empty keeps nothing."""
+        """Keeps a path through each draft tree: positions, each the parent of the next; empty keeps nothing."""
         flat = self._counts("paths", [position for path in paths for position in path])
         kept = self._counts("paths", [len(path) for path in paths])
         handle = self._open()

@@ -211,6 +211,14 @@ pub enum Error {
         /// What to do instead.
         hint: &'static str,
     },
+    /// The device of a back end has failed, or has no room for the call.
+    #[error("the device of back end `{backend}` failed: {why}")]
+    Device {
+        /// Name of the back end.
+        backend: &'static str,
+        /// What the device or its driver says.
+        why: String,
+    },
 }
 
 /// Checks `got == product(shape)`.

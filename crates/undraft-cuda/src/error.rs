@@ -108,14 +108,8 @@ impl CudaError {
     }
 }
 
-/// The operations' error type has no variant for a device, so that a failure of one comes as `Unsupported` with the
-/// driver's words.
 impl From<CudaError> for undraft_core::Error {
     fn from(e: CudaError) -> Self {
-        undraft_core::Error::Unsupported {
-            backend: crate::backend::NAME,
-            what: e.to_string(),
-            hint: "the device could not run the call",
-        }
+        undraft_core::Error::Device { backend: crate::backend::NAME, why: e.to_string() }
     }
 }

@@ -200,6 +200,35 @@ fn detached_rounds_of_other_pools_or_reset_slots_are_refused() {
 }
 
 #[test]
+fn a_prompt_runs_beside_a_window() {
+    let (model, mut pool, a, b) = setup();
+    let tokens = [1, 2, 3, 4, 5];
+    pool.reset(a).unwrap();
+    pool.reset(b).unwrap();
+    let mut prompt = pool.begin_final(&[a], &[5]).unwrap();
+    model.verify(&mut prompt, &tokens);
+    let prompt = prompt.detach().unwrap();
+    let mut window = pool.begin(&[b], &[2]).unwrap();
+    model.verify(&mut window, &tokens[..2]);
+    window.commit(&[2]).unwrap();
+    pool.resume(prompt).unwrap().commit(&[5]).unwrap();
+    let mut rest = pool.begin_final(&[b], &[3]).unwrap();
+    model.verify(&mut rest, &tokens[2..]);
+    rest.commit(&[3]).unwrap();
+    assert!(
+        snapshot(&mut pool, &[a]) == snapshot(&mut pool, &[b]),
+        "a prompt in one piece, and in a window and a rest"
+    );
+
+    // What its kernels have moved on cannot be taken back, also after it was detached.
+    let mut prompt = pool.begin_final(&[a], &[5]).unwrap();
+    model.verify(&mut prompt, &tokens);
+    let prompt = prompt.detach().unwrap();
+    pool.resume(prompt).unwrap().rollback();
+    assert_eq!(pool.fork(a).err(), Some(Error::SlotTorn { slot: a }));
+}
+
+#[test]
 fn absurd_sizes_are_errors() {
     let dims = GdnDims::new(1, 1, 256, 256).unwrap();
     let layers = vec![undraft::LayerDims { gdn: dims, conv_width: 4 }; 2];

@@ -2,15 +2,15 @@
 
 use std::ffi::c_char;
 
+use undraft::ConvDims;
 use undraft::ops::{CausalConv1dFnArgs, CausalConv1dUpdateArgs, ConvLogMut};
-use undraft::{ConvDims, RowsMut};
 
 use super::{check_total, run};
 use crate::choices::{activation, capture, undraft_activation, undraft_capture};
 use crate::device::undraft_device;
 use crate::pointer::{check_reserved, sized};
 use crate::status::{Result, undraft_status};
-use crate::tensor::{Disjoint, F32, I32, Tensors, U32, View, i32s_or_empty, u32s_or_empty, undraft_tensor};
+use crate::tensor::{F32, I32, Tensors, U32, View, i32s_or_empty, u32s_or_empty, undraft_tensor};
 
 /// Arguments of [`undraft_causal_conv1d_update`].
 #[repr(C)]
@@ -120,12 +120,6 @@ impl Common<'_> {
     }
 }
 
-impl CommonViews {
-    fn out<'t>(&self, shown: &'t Disjoint<'_>) -> RowsMut<'t> {
-        self.out.rows_mut(shown)
-    }
-}
-
 /// Convolution of windows.
 ///
 /// # Safety
@@ -159,18 +153,18 @@ pub unsafe extern "C" fn undraft_causal_conv1d_update(
                 dims: common.dims,
                 x: common.x.rows(&shown),
                 weight: common.weight.f32s(&shown),
-                bias: common.bias.map(|bias| bias.f32s(&shown)),
+                bias: common.bias.as_ref().map(|bias| bias.f32s(&shown)),
                 activation,
                 cu_seqlens: common.cu_seqlens.i32s(&shown),
                 state_indices: common.state_indices.i32s(&shown),
                 num_slots: common.num_slots,
                 state: common.state.f32s_mut(&shown),
                 log: log.map(|log| ConvLogMut { x: log.f32s_mut(&shown), max_tokens }),
-                num_pending: u32s_or_empty(num_pending, &shown),
-                pending_path: u32s_or_empty(pending_path, &shown),
-                parents: i32s_or_empty(parents, &shown),
+                num_pending: u32s_or_empty(&num_pending, &shown),
+                pending_path: u32s_or_empty(&pending_path, &shown),
+                parents: i32s_or_empty(&parents, &shown),
                 capture,
-                out: common.out(&shown),
+                out: common.out.rows_mut(&shown),
             };
             Ok(device.device.backend().causal_conv1d_update(args.check()?)?)
         })
@@ -200,13 +194,13 @@ pub unsafe extern "C" fn undraft_causal_conv1d_fn(
                 dims: common.dims,
                 x: common.x.rows(&shown),
                 weight: common.weight.f32s(&shown),
-                bias: common.bias.map(|bias| bias.f32s(&shown)),
+                bias: common.bias.as_ref().map(|bias| bias.f32s(&shown)),
                 activation,
                 cu_seqlens: common.cu_seqlens.i32s(&shown),
                 state_indices: common.state_indices.i32s(&shown),
                 num_slots: common.num_slots,
                 state: common.state.f32s_mut(&shown),
-                out: common.out(&shown),
+                out: common.out.rows_mut(&shown),
             };
             Ok(device.device.backend().causal_conv1d_fn(args.check()?)?)
         })

@@ -69,7 +69,7 @@ pub unsafe extern "C" fn undraft_commit_states(
                 log: log.log(&shown),
                 state_indices: state_indices.i32s(&shown),
                 num_kept: num_kept.u32s(&shown),
-                path: u32s_or_empty(path, &shown),
+                path: u32s_or_empty(&path, &shown),
             };
             Ok(device.device.backend().commit_states(args.check()?)?)
         })

@@ -184,13 +184,14 @@ impl InputViews {
             q: self.q.rows(shown),
             k: self.k.rows(shown),
             v: self.v.rows(shown),
-            decay: match (self.decay_form, self.gate) {
+            decay: match (self.decay_form, &self.gate) {
                 (DecayForm::Log, _) => Decay::Log(decay),
                 (DecayForm::Linear, _) => Decay::Linear(decay),
                 (DecayForm::NegLog, _) => Decay::NegLog(decay),
                 (DecayForm::Gate, gate) => {
-                    let (a_log, dt_bias) =
-                        gate.map_or((&[][..], &[][..]), |(a_log, dt_bias)| (a_log.f32s(shown), dt_bias.f32s(shown)));
+                    let (a_log, dt_bias) = gate
+                        .as_ref()
+                        .map_or((&[][..], &[][..]), |(a_log, dt_bias)| (a_log.f32s(shown), dt_bias.f32s(shown)));
                     Decay::Gate { a: decay, a_log, dt_bias }
                 }
             },
@@ -204,7 +205,7 @@ impl InputViews {
             rounding: self.rounding,
             cu_seqlens,
             state_indices: self.state_indices.i32s(shown),
-            parents: i32s_or_empty(self.parents, shown),
+            parents: i32s_or_empty(&self.parents, shown),
         })
     }
 }
@@ -258,8 +259,8 @@ pub unsafe extern "C" fn undraft_fused_recurrent_gated_delta_rule(
                 num_slots,
                 state: state.data_mut(&shown),
                 log: log.map(|log| log.log(&shown)),
-                num_pending: u32s_or_empty(num_pending, &shown),
-                pending_path: u32s_or_empty(pending_path, &shown),
+                num_pending: u32s_or_empty(&num_pending, &shown),
+                pending_path: u32s_or_empty(&pending_path, &shown),
                 capture: match capture_states {
                     Some(states) => {
                         CaptureMut::PerToken { states: states.data_mut(&shown), max_tokens: capture_tokens }

@@ -64,7 +64,6 @@ pub struct undraft_delta_log {
 }
 
 /// A checked log.
-#[derive(Clone, Copy)]
 struct LogViews {
     k: View,
     decay: View,

@@ -1,7 +1,7 @@
 """Registers the operations when it is imported: kernels by the native library, fake kernels here.
 
-All operations work in place and return nothing, so that a fake kernel has nothing to make; it checks the main sizes, for graphs that
-are traced and never run.
+All operations work in place and return nothing, so that a fake kernel has nothing to make; it checks the main sizes,
+for graphs that are traced and never run.
 """
 
 from collections.abc import Callable
@@ -40,13 +40,17 @@ def _fake(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return decorate
 
 
+def _check_shape(arg: str, tensor: Tensor, holds: bool, expected: str) -> None:
+    _check(holds, f"`{arg}` has shape {list(tensor.shape)}, expected {expected}")
+
+
 def _check_delta_rule(q: Tensor, k: Tensor, v: Tensor, state: Tensor, out: Tensor) -> None:
-    _check(q.dim() in (3, 4), f"`q` has shape {list(q.shape)}, expected [B, T, H, K], or [num_tokens, H, K] with `cu_seqlens`")
-    _check(k.shape == q.shape, f"`k` has shape {list(k.shape)}, expected {list(q.shape)} as `q`")
-    _check(v.dim() == q.dim(), f"`v` has shape {list(v.shape)}, expected as many axes as `q`")
-    _check(out.shape == v.shape, f"`out` has shape {list(out.shape)}, expected {list(v.shape)} as `v`")
+    _check_shape("q", q, q.dim() in (3, 4), "[B, T, H, K], or [num_tokens, H, K] with `cu_seqlens`")
+    _check_shape("k", k, k.shape == q.shape, f"{list(q.shape)} as `q`")
+    _check_shape("v", v, v.dim() == q.dim(), "as many axes as `q`")
+    _check_shape("out", out, out.shape == v.shape, f"{list(v.shape)} as `v`")
     expected = [v.shape[-2], v.shape[-1], q.shape[-1]]
-    _check(list(state.shape[1:]) == expected, f"`state` has shape {list(state.shape)}, expected [num_slots, *{expected}]")
+    _check_shape("state", state, list(state.shape[1:]) == expected, f"[num_slots, *{expected}]")
 
 
 @_fake("fused_recurrent_gated_delta_rule")
@@ -89,17 +93,17 @@ def _(
 
 @_fake("commit_states")
 def _(state: Tensor, *rest: Any) -> None:
-    _check(state.dim() in (4, 5), f"`state` has shape {list(state.shape)}, expected [num_slots, HV, V, K], or layers in front")
+    _check_shape("state", state, state.dim() in (4, 5), "[num_slots, HV, V, K], or layers in front")
 
 
 @_fake("commit_conv_states")
 def _(state: Tensor, *rest: Any) -> None:
-    _check(state.dim() in (3, 4), f"`conv_state` has shape {list(state.shape)}, expected [num_slots, W - 1, C], or layers in front")
+    _check_shape("conv_state", state, state.dim() in (3, 4), "[num_slots, W - 1, C], or layers in front")
 
 
 def _check_conv(x: Tensor, out: Tensor) -> None:
-    _check(x.dim() in (2, 3), f"`x` has shape {list(x.shape)}, expected [B, T, C], or [num_tokens, C] with `cu_seqlens`")
-    _check(out.shape == x.shape, f"`out` has shape {list(out.shape)}, expected {list(x.shape)} as `x`")
+    _check_shape("x", x, x.dim() in (2, 3), "[B, T, C], or [num_tokens, C] with `cu_seqlens`")
+    _check_shape("out", out, out.shape == x.shape, f"{list(x.shape)} as `x`")
 
 
 @_fake("causal_conv1d_update")
@@ -114,10 +118,10 @@ def _(x: Tensor, weight: Tensor, state: Tensor, out: Tensor, *rest: Any) -> None
 
 @_fake("fused_gdn_gating")
 def _(a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, g: Tensor, beta: Tensor) -> None:
-    _check(g.shape == a.shape, f"`g` has shape {list(g.shape)}, expected {list(a.shape)} as `a`")
-    _check(beta.shape == b.shape, f"`beta` has shape {list(beta.shape)}, expected {list(b.shape)} as `b`")
+    _check_shape("g", g, g.shape == a.shape, f"{list(a.shape)} as `a`")
+    _check_shape("beta", beta, beta.shape == b.shape, f"{list(b.shape)} as `b`")
 
 
 @_fake("rms_norm_gated")
 def _(x: Tensor, z: Tensor, weight: Tensor, out: Tensor, eps: float, silu: bool) -> None:
-    _check(out.shape == x.shape, f"`out` has shape {list(out.shape)}, expected {list(x.shape)} as `x`")
+    _check_shape("out", out, out.shape == x.shape, f"{list(x.shape)} as `x`")

@@ -5,7 +5,8 @@ from torch import Tensor
 
 from .._library import Error
 
-# By number of sequences, tokens of each and device. Nothing is ever taken out: a CUDA graph may have recorded the addresses.
+# By number of sequences, tokens of each and device. Nothing is ever taken out: a CUDA graph may have recorded the
+# addresses.
 _even: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
 
 
@@ -15,7 +16,8 @@ def int32(arg: str, tensor: Tensor) -> Tensor:
         return tensor
     if tensor.dtype is torch.int64:
         return tensor.to(torch.int32)
-    raise Error(f"`{arg}` is {str(tensor.dtype).removeprefix('torch.')}, expected int32 or int64; convert it with `.to(torch.int32)`")
+    got = str(tensor.dtype).removeprefix("torch.")
+    raise Error(f"`{arg}` is {got}, expected int32 or int64; convert it with `.to(torch.int32)`")
 
 
 def sequences(
@@ -23,7 +25,8 @@ def sequences(
 ) -> tuple[Tensor, Tensor, int]:
     """``cu_seqlens``, ``state_indices`` and the tokens of every sequence, 0 if they differ.
 
-    ``tokens`` is ``[B, T, ..]`` if it has ``batched_rank`` axes, else ``[num_tokens, ..]``; with rank 0 ``[B]``, for sequences without tokens.
+    ``tokens`` is ``[B, T, ..]`` if it has ``batched_rank`` axes, else ``[num_tokens, ..]``; with rank 0 ``[B]``, for
+    sequences without tokens.
     """
     shape = tokens.shape
     if not shape:
@@ -31,7 +34,8 @@ def sequences(
     if cu_seqlens is not None:
         if len(shape) == batched_rank and shape[0] != 1:
             raise Error(
-                f"`cu_seqlens` came with tokens of shape {list(shape)}, expected packed tokens [num_tokens, ..] or [1, num_tokens, ..]"
+                f"`cu_seqlens` came with tokens of shape {list(shape)}, expected packed tokens [num_tokens, ..] or "
+                "[1, num_tokens, ..]"
             )
         cu_seqlens = int32("cu_seqlens", cu_seqlens)
         num, window = cu_seqlens.shape[0] - 1, 0

@@ -1,12 +1,12 @@
 """The operations on torch tensors, CPU and CUDA.
 
-Every function calls one dispatcher operation of the namespace ``torch.ops.undraft``, which works in place: states and logs
-are changed, outputs go into ``out``, which is made where it is not given. On CUDA a call puts kernels on torch's current
-stream of the tensors' device and returns; it does not synchronise and can be captured in a CUDA graph.
+Every function calls one dispatcher operation of the namespace ``torch.ops.undraft``, which works in place: states and
+logs are changed, outputs go into ``out``, which is made where it is not given. On CUDA a call puts kernels on torch's
+current stream of the tensors' device and returns; it does not synchronise and can be captured in a CUDA graph.
 
-Sizes: ``B`` sequences, ``T`` tokens of each, ``num_tokens`` of all, ``H`` key heads, ``HV`` value heads (a multiple of ``H``), ``K``
-and ``V`` sizes of a key and of a value head, ``W`` width of the convolution, ``C`` its channels. Tokens come as ``[B, T, ..]``, or packed
-as ``[num_tokens, ..]`` with ``cu_seqlens``.
+Sizes: ``B`` sequences, ``T`` tokens of each, ``num_tokens`` of all, ``H`` key heads, ``HV`` value heads (a multiple of
+``H``), ``K`` and ``V`` sizes of a key and of a value head, ``W`` width of the convolution, ``C`` its channels. Tokens
+come as ``[B, T, ..]``, or packed as ``[num_tokens, ..]`` with ``cu_seqlens``.
 """
 
 import math
@@ -81,7 +81,7 @@ class DeltaLog(NamedTuple):
         per_channel: bool = False,
         device: torch.device | str | None = None,
     ) -> "DeltaLog":
-        """A log of zeros for windows of up to ``max_tokens`` tokens; with ``num_layers`` one for all layers together."""
+        """A log of zeros for windows of up to ``max_tokens`` tokens; with ``num_layers`` one for all layers."""
         outer = (num_slots, max_tokens) if num_layers is None else (num_layers, num_slots, max_tokens)
         decay = (num_v_heads, head_k_dim) if per_channel else (num_v_heads,)
 
@@ -132,13 +132,14 @@ def fused_recurrent_gated_delta_rule(
     ``cu_seqlens``, if packed    ``[B + 1]``                                     int32 (int64 is converted)
     ============================ =============================================== ====================
 
-    q, k and v may be views of one fused row ``[q | k | v]``: the heads of a token are contiguous, tokens may lie further apart.
+    q, k and v may be views of one fused row ``[q | k | v]``: the heads of a token are contiguous, tokens may lie
+    further apart.
 
     Args:
         state_indices: Slot of each sequence; default slots ``0 .. B - 1``.
         cu_seqlens: Where the sequences of packed tensors begin and end; by default every packed token is a sequence.
-        decay: What ``g`` is: ``"log"`` the factor is ``exp(g)``; ``"linear"`` the factor itself; ``"neg_log"`` ``exp(-g)``; ``"gate"`` the raw
-            gate ``a``, the factor is ``exp(-exp(A_log) * softplus(a + dt_bias))``.
+        decay: What ``g`` is: ``"log"`` the factor is ``exp(g)``; ``"linear"`` the factor itself; ``"neg_log"``
+            ``exp(-g)``; ``"gate"`` the raw gate ``a``, the factor is ``exp(-exp(A_log) * softplus(a + dt_bias))``.
         A_log: ``[HV]`` f32, with ``decay="gate"``.
         dt_bias: ``[HV]`` (or ``[HV, K]``) f32, with ``decay="gate"``.
         beta_is_logit: Whether the operation takes the sigmoid of ``beta``.
@@ -146,7 +147,8 @@ def fused_recurrent_gated_delta_rule(
         qk_l2norm_eps: Normalises q and k as ``x * rsqrt(sum(x^2) + eps)``; None takes them as they are.
         rounding: ``"io"`` rounds beta and the normalised q and k to the dtype of q and k, as some references do.
         scale: Factor on the output, default ``K ** -0.5``.
-        max_window: With packed tensors on CUDA, a promise that no sequence is longer, which chooses the kernel; 0: none.
+        max_window: With packed tensors on CUDA, a promise that no sequence is longer, which chooses the kernel; 0:
+            none.
         out: Like ``v``; made where it is None.
 
     Returns:
@@ -162,7 +164,8 @@ def fused_recurrent_gated_delta_rule(
         >>> g, beta = -torch.rand(2, 1, 8), torch.rand(2, 1, 8)
         >>> state = torch.zeros(16, 8, 64, 64)          # 16 slots
         >>> slots = torch.tensor([3, 5], dtype=torch.int32)
-        >>> o = undraft.torch.fused_recurrent_gated_delta_rule(q, k, v, g, beta, state, state_indices=slots, qk_l2norm_eps=1e-6)
+        >>> o = undraft.torch.fused_recurrent_gated_delta_rule(
+        ...     q, k, v, g, beta, state, state_indices=slots, qk_l2norm_eps=1e-6)
         >>> o.shape, bool(state[3].any()), bool(state[0].any())
         (torch.Size([2, 1, 8, 64]), True, False)
     """
@@ -224,20 +227,21 @@ def verify(
 ) -> Tensor:
     """Runs a window of drafted tokens that can be taken back: the states stay, the window goes into the log.
 
-    ``out`` is, bit for bit, that of :func:`fused_recurrent_gated_delta_rule` over the same tokens, however they are cut into windows.
-    Afterwards :func:`commit_states` says how many tokens stay; not calling it keeps none.
+    ``out`` is, bit for bit, that of :func:`fused_recurrent_gated_delta_rule` over the same tokens, however they are cut
+    into windows. Afterwards :func:`commit_states` says how many tokens stay; not calling it keeps none.
 
     The arguments of :func:`fused_recurrent_gated_delta_rule`, and:
 
     Args:
         log: Filled for the slots of the call; windows have at most ``max_tokens`` tokens.
-        capture: ``"delta_log"``, or ``"per_token"``: ``captured`` takes the state after each token, ``[B, max_tokens, HV, V, K]`` in the dtype of
-            ``state``, and there is no log.
+        capture: ``"delta_log"``, or ``"per_token"``: ``captured`` takes the state after each token,
+            ``[B, max_tokens, HV, V, K]`` in the dtype of ``state``, and there is no log.
         captured: With ``capture="per_token"``.
-        parents: ``[B, T]`` or ``[num_tokens]`` int32, a draft tree in each window: the position in the window of the token that a token follows, -1 = the
-            committed state; parents come before their children. Default: chains.
-        pending_log: The log of the window before, of which ``num_pending`` entries stay and are replayed into the states first: a commit and
-            the next window in one pass over the states. It is another log than ``log``: a caller keeps two and swaps them.
+        parents: ``[B, T]`` or ``[num_tokens]`` int32, a draft tree in each window: the position in the window of the
+            token that a token follows, -1 = the committed state; parents come before their children. Default: chains.
+        pending_log: The log of the window before, of which ``num_pending`` entries stay and are replayed into the
+            states first: a commit and the next window in one pass over the states. It is another log than ``log``: a
+            caller keeps two and swaps them.
         num_pending: ``[B]`` int32, with ``pending_log``.
         pending_path: ``[B, max_tokens]`` int32: which entries those are, rising; default the first ones.
 
@@ -317,8 +321,8 @@ def commit_states(
 ) -> None:
     """Replays the kept tokens of a window into the states: all slots, and all layers, in one call.
 
-    The states are then, bit for bit, those of decoding just those tokens. ``num_kept`` is read on the device, so that a CUDA graph may
-    replay a commit whose counts change.
+    The states are then, bit for bit, those of decoding just those tokens. ``num_kept`` is read on the device, so that a
+    CUDA graph may replay a commit whose counts change.
 
     ========================= ================================================== ===============
     argument                  shape; one more axis ``[num_layers, ..]`` in front  dtype
@@ -335,8 +339,8 @@ def commit_states(
 
     Args:
         num_kept: How many of the log's entries stay of each sequence, 0 = none: the states are as before the window.
-        path: Which entries stay, of a draft tree: each the parent of the next; of a sequence the first ``num_kept`` count. Default: the
-            first entries.
+        path: Which entries stay, of a draft tree: each the parent of the next; of a sequence the first ``num_kept``
+            count. Default: the first entries.
         head_map: As in the call of :func:`verify`.
         conv_state: The convolution's state is moved on as well, by the entries of ``conv_log``.
         conv_log: With ``conv_state``; filled by :func:`causal_conv1d_update`.
@@ -384,11 +388,13 @@ def causal_conv1d_update(
     ===================== ====================================================== ====================
 
     Args:
-        weight: The package causal-conv1d and transformers have ``[C, W]``; :func:`conv_weight_to_tap_major` turns it, once.
+        weight: The package causal-conv1d and transformers have ``[C, W]``; :func:`conv_weight_to_tap_major` turns it,
+            once.
         activation: ``"silu"`` or ``"none"``.
         state_indices, cu_seqlens, parents: As in :func:`verify`.
         log: Takes the inputs of the window, and ``state`` stays as it was; :func:`commit_states` moves it on.
-        num_pending: ``[B]`` int32: so many entries of ``log`` stay of the window before and are moved into ``state`` first.
+        num_pending: ``[B]`` int32: so many entries of ``log`` stay of the window before and are moved into ``state``
+            first.
         pending_path: ``[B, max_tokens]`` int32: which entries those are, rising; default the first ones.
         out: Like ``x``; made where it is None.
 
@@ -431,7 +437,7 @@ def causal_conv1d_fn(
     cu_seqlens: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """:func:`causal_conv1d_update` without a log, for prompts: the state before is read and that behind the last token is left.
+    """:func:`causal_conv1d_update` without a log, for prompts: the state moves on.
 
     The results are the same, bit for bit; long sequences are shared out over more of the device.
     """
@@ -469,12 +475,15 @@ def chunk_gated_delta_rule(
 ) -> Tensor:
     """The matrix form of the recurrence, 64 tokens at a time, for prompts; moves the states on.
 
-    Deterministic and close to :func:`fused_recurrent_gated_delta_rule`, not bit-equal to it. The arguments of that function, and:
+    Deterministic and close to :func:`fused_recurrent_gated_delta_rule`, not bit-equal to it. The arguments of that
+    function, and:
 
     Args:
-        checkpoints: ``[num_checkpoints, HV, V, K]`` in the dtype of ``state``: a sequence of n tokens leaves its states after ``checkpoint_every``,
-            ``2 * checkpoint_every``, .. tokens there, sequences one after the other; at least ``num_tokens // checkpoint_every`` of them.
-        checkpoint_every: Tokens from one checkpoint to the next, with ``checkpoints``; a multiple of 64 changes nothing else.
+        checkpoints: ``[num_checkpoints, HV, V, K]`` in the dtype of ``state``: a sequence of n tokens leaves its states
+            after ``checkpoint_every``, ``2 * checkpoint_every``, .. tokens there, sequences one after the other; at
+            least ``num_tokens // checkpoint_every`` of them.
+        checkpoint_every: Tokens from one checkpoint to the next, with ``checkpoints``; a multiple of 64 changes nothing
+            else.
 
     Returns:
         ``out``, shaped like ``v``.
@@ -581,14 +590,14 @@ def rms_norm_gated(
 
 
 def conv_weight_to_tap_major(weight: Tensor) -> Tensor:
-    """A convolution's weight ``[C, W]`` or ``[C, 1, W]`` (transformers, causal-conv1d) as ``[W, C]`` f32, for the operations here."""
+    """A convolution's weight ``[C, W]`` or ``[C, 1, W]`` (transformers, causal-conv1d) as ``[W, C]`` f32: a copy."""
     if weight.dim() == 3:
         weight = weight.squeeze(1)
     return weight.detach().t().to(torch.float32).clone(memory_format=torch.contiguous_format)
 
 
 def state_to_value_major(state: Tensor) -> Tensor:
-    """States ``[.., HV, K, V]`` (transformers, flash-linear-attention) as ``[.., HV, V, K]``, for the operations here: a copy."""
+    """States ``[.., HV, K, V]`` (transformers, flash-linear-attention) as ``[.., HV, V, K]``: a copy."""
     return state.transpose(-1, -2).clone(memory_format=torch.contiguous_format)
 
 
@@ -600,7 +609,10 @@ def state_to_key_major(state: Tensor) -> Tensor:
 def _refuse_grad(**tensors: Tensor | None) -> None:
     for arg, tensor in tensors.items():
         if tensor is not None and tensor.requires_grad:
-            raise Error(f"`{arg}` requires a gradient, which the operations do not compute; call within `torch.no_grad()`, or pass `{arg}.detach()`")
+            raise Error(
+                f"`{arg}` requires a gradient, which the operations do not compute; call within `torch.no_grad()`, or "
+                f"pass `{arg}.detach()`"
+            )
 
 
 def _scale(scale: float | None, q: Tensor) -> float:

@@ -25,6 +25,7 @@ pub fn run(args: &Args) -> Result<bool> {
     let caps = caps.caps();
     let ops: Vec<_> = caps.ops.iter().map(|op| op.name()).collect();
     let io: Vec<_> = caps.io.iter().map(|d| d.name()).collect();
+    let states: Vec<_> = caps.states.iter().map(|d| d.name()).collect();
     let captures: Vec<_> = caps.captures.iter().map(|c| format!("{c:?}")).collect();
     let mut memory = Vec::new();
     for (name, num_layers, h, hv, dim) in SHAPES {
@@ -49,7 +50,7 @@ pub fn run(args: &Args) -> Result<bool> {
             .collect();
         let cpu = json!({
             "name": "cpu", "isas": isas, "best_isa": best.name(), "threads": available_threads(), "ops": ops,
-            "io_dtypes": io, "state_dtypes": ["f32"], "captures": captures, "max_head_dim": caps.max_head_dim,
+            "io_dtypes": io, "state_dtypes": states, "captures": captures, "max_head_dim": caps.max_head_dim,
         });
         let mut devices = vec![cpu];
         devices.extend(cuda_devices().enumerate().map(|(ordinal, device)| cuda_json(ordinal, &device)));
@@ -63,7 +64,7 @@ pub fn run(args: &Args) -> Result<bool> {
     }
     outln!("  operations    {}", ops.join(", "));
     outln!("  i/o dtypes    {}", io.join(", "));
-    outln!("  state dtypes  f32");
+    outln!("  state dtypes  {}", states.join(", "));
     outln!("  captures      {}", captures.join(", "));
     outln!("  head sizes    1..={}, K and V of their own", caps.max_head_dim);
     for (ordinal, device) in cuda_devices().enumerate() {
