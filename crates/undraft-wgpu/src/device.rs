@@ -15,6 +15,9 @@ use crate::probe::Facts;
 pub struct DeviceOptions {
     /// Whether kernels use workgroup memory where they could use subgroups; for tests.
     pub without_subgroups: bool,
+    /// Rows of a state that eight lanes take at once, 1, 2 or 4; by default as the call's size makes best. No bit depends on it;
+    /// for tests.
+    pub rows_at_once: Option<u32>,
     /// Limits to ask for; by default all that the adapter has.
     pub limits: Option<wgpu::Limits>,
 }
@@ -33,6 +36,7 @@ struct Inner {
     pipelines: Mutex<HashMap<String, Arc<Pipeline>>>,
     /// What is bound in the place of tensors that are not given.
     absent: OnceLock<[wgpu::Buffer; 3]>,
+    rows_at_once: Option<u32>,
     /// The first failure that no call has reported yet.
     failure: Arc<Mutex<Option<String>>>,
 }
@@ -145,6 +149,7 @@ impl Device {
             params_layout,
             pipelines: Mutex::default(),
             absent: OnceLock::new(),
+            rows_at_once: options.rows_at_once,
             failure,
         };
         let probed = Self(Arc::new(inner.shallow()));
@@ -248,6 +253,10 @@ impl Device {
         Ok(Pipeline { name, pipeline, layout, num_buffers: buffers.len() })
     }
 
+    pub(crate) fn rows_at_once(&self) -> Option<u32> {
+        self.0.rows_at_once
+    }
+
     /// What stands for a tensor that is not given; a dispatch takes each of them once.
     pub(crate) fn absent(&self, which: usize) -> Binding<'_> {
         let usage = wgpu::BufferUsages::STORAGE;
@@ -334,6 +343,7 @@ impl Inner {
             params_layout: self.params_layout.clone(),
             pipelines: Mutex::default(),
             absent: OnceLock::new(),
+            rows_at_once: self.rows_at_once,
             failure: self.failure.clone(),
         }
     }

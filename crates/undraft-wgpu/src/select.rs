@@ -4,9 +4,6 @@ use undraft_core::DType;
 
 /// Lanes that hold a row.
 const GROUP: u32 = 8;
-/// Bytes of workgroup memory that WebGPU promises.
-const SMALL_MEMORY: u32 = 16_384;
-
 /// How the rows of a state lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StateAccess {
@@ -44,6 +41,8 @@ pub(crate) struct RecurrentCall {
     pub(crate) memory: u32,
     /// Whether lanes exchange numbers through workgroup memory.
     pub(crate) without_subgroups: bool,
+    /// Rows of a lane group, if the caller wants so many.
+    pub(crate) rows: Option<u32>,
 }
 
 /// A kernel of the recurrence and its grid.
@@ -76,6 +75,7 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
     };
     let all_rows = u64::from(call.num_seqs) * u64::from(call.num_v_heads) * u64::from(call.head_v_dim);
     let rows = match vectors {
+        _ if call.rows.is_some() => call.rows.filter(|rows| [1, 2, 4].contains(rows)).unwrap_or(1),
         _ if all_rows <= FEW_ROWS => 1,
         0..=4 => 4,
         _ => 2,
@@ -93,7 +93,7 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
         splits,
         units: u64::from(call.num_seqs) * u64::from(call.num_v_heads) * u64::from(splits),
     };
-    while plan.tokens > 1 && plan.memory(call.without_subgroups) > call.memory.max(SMALL_MEMORY) {
+    while plan.tokens > 1 && plan.memory(call.without_subgroups) > call.memory {
         plan.tokens /= 2;
     }
     plan
@@ -101,7 +101,7 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
 
 impl RecurrentPlan {
     /// Bytes of workgroup memory; the kernel's arrays are the same.
-    fn memory(&self, without_subgroups: bool) -> u32 {
+    pub(crate) fn memory(&self, without_subgroups: bool) -> u32 {
         let padded = 32 * self.vectors;
         let rows = self.threads / GROUP * self.rows;
         let decay = if self.per_channel { padded } else { 4 };
@@ -115,6 +115,8 @@ impl RecurrentPlan {
 mod tests {
     use super::*;
 
+    /// Bytes of workgroup memory that WebGPU promises.
+    const WEBGPU: u32 = 16_384;
     const F32: StateKind = StateKind { dtype: DType::F32, access: StateAccess::Fours };
 
     fn call(num_seqs: u32, head_k_dim: u32, head_v_dim: u32) -> RecurrentCall {
@@ -127,6 +129,7 @@ mod tests {
             per_channel: false,
             memory: 32_768,
             without_subgroups: false,
+            rows: None,
         }
     }
 
@@ -153,7 +156,7 @@ mod tests {
             (call(64, 256, 256), 8, 2, 8, 8),
             (call(64, 1, 1), 1, 1, 8, 1),
             (RecurrentCall { memory: 16_384, ..call(64, 128, 128) }, 4, 4, 4, 2),
-            (RecurrentCall { memory: 0, without_subgroups: true, ..call(64, 256, 256) }, 8, 2, 4, 8),
+            (RecurrentCall { memory: 16_384, without_subgroups: true, ..call(64, 256, 256) }, 8, 2, 4, 8),
             (channels, 4, 4, 8, 2),
             (RecurrentCall { memory: 16_384, head_k_dim: 256, ..channels }, 8, 2, 2, 4),
         ];
@@ -169,9 +172,9 @@ mod tests {
         for k in 1..=256 {
             for (v, num_seqs) in [(1, 1), (17, 3), (128, 64), (256, 1), (255, 1000)] {
                 for (per_channel, without_subgroups) in [(false, false), (true, false), (false, true), (true, true)] {
-                    let call = RecurrentCall { per_channel, without_subgroups, memory: 0, ..call(num_seqs, k, v) };
+                    let call = RecurrentCall { per_channel, without_subgroups, memory: WEBGPU, ..call(num_seqs, k, v) };
                     let plan = recurrent(&call);
-                    assert!(plan.memory(without_subgroups) <= SMALL_MEMORY, "{call:?}");
+                    assert!(plan.memory(without_subgroups) <= WEBGPU, "{call:?}");
                     assert!(32 * plan.vectors >= k && plan.splits * plan.threads / 8 * plan.rows >= v, "{call:?}");
                     assert_eq!(plan.vectors, recurrent(&RecurrentCall { num_seqs: 1, ..call }).vectors);
                 }

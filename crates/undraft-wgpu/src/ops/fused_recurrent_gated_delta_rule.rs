@@ -170,7 +170,12 @@ impl Batch<'_> {
             per_channel: decay == DecayShape::PerChannel,
             memory: device.limits().max_compute_workgroup_storage_size,
             without_subgroups: !device.facts().has_subgroups,
+            rows: device.rows_at_once(),
         });
+        let memory = u64::from(plan.memory(!device.facts().has_subgroups));
+        let most = u64::from(device.limits().max_compute_workgroup_storage_size);
+        let what = "workgroup memory of fused_recurrent_gated_delta_rule";
+        device.limit(what, memory, most, "max_compute_workgroup_storage_size")?;
         let source = KernelSource {
             name: "fused_recurrent_gated_delta_rule",
             files: &[

@@ -17,11 +17,11 @@ use undraft_testing::Rng;
 use super::cuda::{TREE, TREE_PATH, Work};
 use super::measure::Row;
 
-/// Submissions that a median is taken over, after some that are not counted.
+/// Submissions that a median is taken over.
 const SUBMISSIONS: usize = 15;
-const WARM_UP: usize = 3;
-/// Bytes of states that a submission reads, about, so that the submission itself does not count.
-const BYTES_OF_SUBMISSION: usize = 16 << 30;
+/// Microseconds that a submission takes, at least, so that its own cost does not count; but for a few dispatches that take longer.
+const SUBMISSION_US: f64 = 10_000.0;
+const MAX_DISPATCHES: usize = 1 << 14;
 /// Layers with their own states.
 const NUM_LAYERS: std::ops::RangeInclusive<usize> = 3..=256;
 /// Elements of the random numbers that fill a buffer over and over.
@@ -92,16 +92,19 @@ impl<'a> Adapter<'a> {
         }
         // Whole cycles of rounds.
         let cycle = num_layers * rounds.len();
-        let cycles = (BYTES_OF_SUBMISSION / (layer_bytes * cycle)).clamp(1, 4096 / cycle.min(4096));
-        let mut times = Vec::new();
-        for submission in 0..WARM_UP + SUBMISSIONS {
+        let mut cycles = 1;
+        let mut time = |cycles: usize| -> Result<f64> {
             let start = Instant::now();
             self.submit(work, &rounds, &layers, layer_bytes, cycles)?;
             self.device.wait()?;
-            if submission >= WARM_UP {
-                times.push(start.elapsed().as_secs_f64() * 1e6);
-            }
+            Ok(start.elapsed().as_secs_f64() * 1e6)
+        };
+        // The first submission compiles and touches memory.
+        time(1)?;
+        while 2 * cycles * cycle <= MAX_DISPATCHES && time(cycles)? < SUBMISSION_US {
+            cycles *= 2;
         }
+        let mut times = (0..SUBMISSIONS).map(|_| time(cycles)).collect::<Result<Vec<f64>>>()?;
         times.sort_by(f64::total_cmp);
         Ok(times[times.len() / 2] / (cycles * cycle) as f64)
     }
