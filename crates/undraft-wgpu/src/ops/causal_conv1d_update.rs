@@ -121,7 +121,7 @@ impl ConvParams {
 
     /// The fields that a dispatch fills in.
     pub(super) fn filled(&self, token_blocks: u32) -> Result<Self> {
-        if self.out_dtype != Elements::F32.word() && (self.out_first | self.out_stride) % 2 != 0 {
+        if self.out_dtype != Elements::F32.word() && !(self.out_first | self.out_stride).is_multiple_of(2) {
             let why = format!(
                 "`out` has its first element at {} and stride {}, expected even numbers: an invocation writes two channels",
                 self.out_first, self.out_stride
