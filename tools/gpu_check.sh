@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs an NVIDIA GPU, in one go: the tests of undraft-cuda, the memory and race checkers, generations that must
-# be those of plain decoding and of the CPU, then the benches. Writes docs/benchmarks-cuda.md, and nothing if a check fails.
+# be those of plain decoding and of the CPU, the tests of undraft-wgpu through Vulkan, then the benches. Writes docs/benchmarks-cuda.md, and nothing if a check fails.
 #
 #     tools/gpu_check.sh                   builds and runs
 #     tools/gpu_check.sh --build DIR       builds the programs into DIR, for a machine without Rust
@@ -17,12 +17,13 @@ die() {
 }
 
 build() {
-    mkdir -p "$1/tests"
-    rm -f "$1"/tests/*
+    mkdir -p "$1/tests" "$1/tests-wgpu"
+    rm -f "$1"/tests/* "$1"/tests-wgpu/*
     (
         cd "$root"
         cargo test --release --locked --no-run --message-format json -p undraft-cuda --lib --tests
         cargo build --release --locked --message-format json -p undraft-cli --bin undraft
+        cargo test --release --locked --no-run --message-format json -p undraft-wgpu --lib --tests
     ) >"$1/messages"
     # Test programs by the names of their targets, the program beside them.
     python3 - "$1" <<'PYTHON'
@@ -31,7 +32,8 @@ folder = pathlib.Path(sys.argv[1])
 for line in (folder / "messages").read_text().splitlines():
     message = json.loads(line)
     if message.get("executable"):
-        into = folder / "tests" if message["profile"]["test"] else folder
+        wgpu = "/undraft-wgpu" in message["package_id"]
+        into = folder / ("tests-wgpu" if wgpu else "tests") if message["profile"]["test"] else folder
         shutil.copy(message["executable"], into / message["target"]["name"])
 PYTHON
     rm "$1/messages"
@@ -101,6 +103,11 @@ generations() {
         --draft mtp --window 3
 }
 
+# Whether wgpu has a GPU here; a CPU that poses as one is no reason to measure.
+vulkan() {
+    grep -q '^wgpu:0, ' "$work/devices" && ! grep -qiE '^wgpu:0, .*(llvmpipe|not available)' "$work/devices"
+}
+
 # Section of the report: a command and what it prints.
 figures=""
 bench() {
@@ -133,10 +140,18 @@ run() {
         skip "compute-sanitizer" "not found"
     fi
     generations
+    if vulkan; then
+        for name in "$programs"/tests-wgpu/*; do
+            UNDRAFT_REQUIRE=wgpu check "tests \`$(basename "$name")\` of undraft-wgpu" "$name"
+        done
+    else
+        skip "tests of undraft-wgpu" "no GPU that wgpu knows, expected the loader libvulkan1 and the driver's Vulkan part"
+    fi
 
     for name in f32 bf16; do
         bench "undraft bench --device cuda --state $name" "$undraft" bench --device cuda --state "$name"
     done
+    if vulkan; then bench "undraft bench --device wgpu" "$undraft" bench --device wgpu; fi
     bench "undraft bench --device cuda --op chunk" "$undraft" bench --device cuda --op chunk
     if python3 -c 'import torch, fla' 2>/dev/null; then
         bench "python3 tools/cuda/fla_chunk.py" python3 -W ignore tools/cuda/fla_chunk.py

@@ -86,8 +86,13 @@ pub fn run(args: &Args) -> Result<bool> {
                 if let (Ok(device), true) = (&device, as_text) {
                     say_facts(device);
                 }
-                let device = device.as_ref().map(Device::backend).map_err(ToString::to_string);
-                test(format!("wgpu:{ordinal}"), device);
+                let backend = match &device {
+                    Ok(device) if is_cpu(device) => {
+                        Err("a CPU that poses as a GPU is slow, `--device` asks for it".into())
+                    }
+                    device => device.as_ref().map(Device::backend).map_err(ToString::to_string),
+                };
+                test(format!("wgpu:{ordinal}"), backend);
             }
         }
     }
@@ -108,6 +113,11 @@ pub fn run(args: &Args) -> Result<bool> {
         outln!("\n{summary}");
     }
     Ok(failed == 0)
+}
+
+/// Whether it is an adapter of wgpu that runs on the CPU.
+fn is_cpu(device: &Device) -> bool {
+    device.wgpu_backend().is_some_and(|backend| backend.device().adapter().kind == "Cpu")
 }
 
 /// What a wgpu adapter's bits depend on.
