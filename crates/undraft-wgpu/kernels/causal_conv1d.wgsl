@@ -9,7 +9,6 @@
 @group(0) @binding(6) var<storage, read> ints: array<u32>;
 
 // Taps and inputs are aligned at the end: the last of MAX_WIDTH is the present token, the first `p.unused` are unused.
-const MAX_WIDTH = 8u;
 
 fn x_element(token: u32, c: u32) -> f32 {
     let i = p.x_first + token * p.x_stride + c;

@@ -30,6 +30,7 @@ pub(crate) const PARAMS_BYTES: u64 = 512;
 ///     params: DoubleParams::WGSL,
 ///     buffers: &[Access::ReadWrite],
 ///     exchanges: false,
+///    is_large: false,
 /// };
 /// # let Ok(device) = Device::open(0) else { return Ok(()) };
 /// let kernel = device.pipeline(&DOUBLE, &[("THREADS", 64)])?;

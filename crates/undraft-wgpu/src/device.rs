@@ -18,6 +18,8 @@ pub struct DeviceOptions {
     /// Rows of a state that eight lanes take at once, 1, 2 or 4; by default as the call's size makes best. No bit depends on it;
     /// for tests.
     pub rows_at_once: Option<u32>,
+    /// Whether loops of large kernels are written out although the device's fma is not fused; for tests.
+    pub unrolls: bool,
     /// Limits to ask for; by default all that the adapter has.
     pub limits: Option<wgpu::Limits>,
 }
@@ -37,6 +39,7 @@ struct Inner {
     /// What is bound in the place of tensors that are not given.
     absent: OnceLock<[wgpu::Buffer; 3]>,
     rows_at_once: Option<u32>,
+    unrolls: bool,
     /// The first failure that no call has reported yet.
     failure: Arc<Mutex<Option<String>>>,
 }
@@ -150,6 +153,7 @@ impl Device {
             pipelines: Mutex::default(),
             absent: OnceLock::new(),
             rows_at_once: options.rows_at_once,
+            unrolls: options.unrolls,
             failure,
         };
         let probed = Self(Arc::new(inner.shallow()));
@@ -197,8 +201,7 @@ impl Device {
         let facts = self.facts();
         let mut all = constants.to_vec();
         all.extend([("FUSED", facts.fma_is_fused.into()), ("SUBGROUPS", facts.has_subgroups.into())]);
-        // Where a fused multiplication is many instructions, writing loops out would make a kernel of many thousands.
-        let text = source.text(&all, facts.fma_is_fused)?;
+        let text = source.text(&all, facts.fma_is_fused || self.0.unrolls)?;
 
         let pipeline = Arc::new(self.compile(name.clone(), &text, source.buffers)?);
         // Two threads may have compiled it; either's does.
@@ -344,6 +347,7 @@ impl Inner {
             pipelines: Mutex::default(),
             absent: OnceLock::new(),
             rows_at_once: self.rows_at_once,
+            unrolls: self.unrolls,
             failure: self.failure.clone(),
         }
     }

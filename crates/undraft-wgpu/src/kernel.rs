@@ -28,6 +28,9 @@ pub struct KernelSource<'a> {
     pub buffers: &'a [Access],
     /// Whether it calls `lane_xor`, which is through subgroups or workgroup memory, as the device has them.
     pub exchanges: bool,
+    /// Whether marked loops are written out on devices with a fused fma alone: elsewhere `fused` is many instructions, and a
+    /// kernel that calls it in such loops would become very long.
+    pub is_large: bool,
 }
 
 /// Constants of a kernel, by their names in WGSL; `u32`.
@@ -43,8 +46,8 @@ impl KernelSource<'_> {
         key
     }
 
-    /// The text for a device; with `unrolls`, loops that are marked are written out.
-    pub(crate) fn text(&self, constants: &Constants, unrolls: bool) -> Result<String> {
+    /// The text for a device; with `unrolls_large`, marked loops of large kernels are written out as well.
+    pub(crate) fn text(&self, constants: &Constants, unrolls_large: bool) -> Result<String> {
         let mut text = String::new();
         for (name, value) in constants {
             text += &format!("const {name} = {value}u;\n");
@@ -59,7 +62,7 @@ impl KernelSource<'_> {
             };
         }
         for file in self.files {
-            if unrolls {
+            if unrolls_large || !self.is_large {
                 let kernel = || self.key(constants);
                 text += &unroll(file, constants).map_err(|why| WgpuError::Kernel { kernel: kernel(), why })?;
             } else {

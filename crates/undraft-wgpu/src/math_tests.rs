@@ -44,6 +44,7 @@ const MATH: KernelSource<'_> = KernelSource {
     params: MathParams::WGSL,
     buffers: &[Access::Read, Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 
 /// The first device, or none, which is said.

@@ -32,6 +32,7 @@ const PROBE: KernelSource<'_> = KernelSource {
     params: ProbeParams::WGSL,
     buffers: &[Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 const LANES: KernelSource<'_> = KernelSource {
     name: "probe_lanes",
@@ -39,6 +40,7 @@ const LANES: KernelSource<'_> = KernelSource {
     params: ProbeParams::WGSL,
     buffers: &[Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 
 /// Lanes that hold a row of a state: a subgroup has to have as many.

@@ -41,6 +41,11 @@ pub(crate) struct RecurrentCall {
     pub(crate) memory: u32,
     /// Whether lanes exchange numbers through workgroup memory.
     pub(crate) without_subgroups: bool,
+    /// No window has more tokens, and no sequence more entries pending.
+    pub(crate) max_window: u32,
+    pub(crate) max_pending: u32,
+    /// Whether the device's fma is fused; where it is not, kernels are few rather than fast.
+    pub(crate) fused: bool,
     /// Rows of a lane group, if the caller wants so many.
     pub(crate) rows: Option<u32>,
 }
@@ -58,12 +63,15 @@ pub(crate) struct RecurrentPlan {
     pub(crate) threads: u32,
     /// Tokens, and pending entries, in workgroup memory at a time.
     pub(crate) tokens: u32,
+    pub(crate) entries: u32,
     /// Shares of a head's rows.
     pub(crate) splits: u32,
     /// Workgroups with work.
     pub(crate) units: u64,
 }
 
+/// Tokens in workgroup memory at a time, at most.
+const MAX_AT_ONCE: u32 = 4;
 /// Rows of all heads up to which a group takes one row, so that the rows spread over the whole device.
 const FEW_ROWS: u64 = 16_384;
 
@@ -83,18 +91,22 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
     let threads = 128;
     let rows_per_workgroup = threads / GROUP * rows;
     let splits = call.head_v_dim.div_ceil(rows_per_workgroup);
+    // Little workgroup memory lets many workgroups be at work at a time.
+    let at_once = |most: u32| if call.fused { most.clamp(1, MAX_AT_ONCE).next_power_of_two() } else { MAX_AT_ONCE };
     let mut plan = RecurrentPlan {
         state: call.state,
         per_channel: call.per_channel,
         vectors,
         rows,
         threads,
-        tokens: 8,
+        tokens: at_once(call.max_window),
+        entries: at_once(call.max_pending),
         splits,
         units: u64::from(call.num_seqs) * u64::from(call.num_v_heads) * u64::from(splits),
     };
-    while plan.tokens > 1 && plan.memory(call.without_subgroups) > call.memory {
-        plan.tokens /= 2;
+    while plan.tokens.max(plan.entries) > 1 && plan.memory(call.without_subgroups) > call.memory {
+        plan.tokens = (plan.tokens / 2).max(1);
+        plan.entries = (plan.entries / 2).max(1);
     }
     plan
 }
@@ -105,9 +117,9 @@ impl RecurrentPlan {
         let padded = 32 * self.vectors;
         let rows = self.threads / GROUP * self.rows;
         let decay = if self.per_channel { padded } else { 4 };
-        let of_a_token = 3 * padded + 2 * decay + 1 + 3 * rows;
+        let (of_a_token, of_an_entry) = (2 * padded + decay + 1 + 2 * rows, padded + decay + rows);
         let exchanged = if without_subgroups { self.threads } else { 0 };
-        4 * (self.tokens * of_a_token + exchanged)
+        4 * (self.tokens * of_a_token + self.entries * of_an_entry + exchanged)
     }
 }
 
@@ -130,6 +142,9 @@ mod tests {
             memory: 32_768,
             without_subgroups: false,
             rows: None,
+            max_window: 8,
+            max_pending: 8,
+            fused: true,
         }
     }
 
@@ -145,25 +160,32 @@ mod tests {
 
     #[test]
     fn kernels_are_chosen_as_the_table_says() {
-        // Call, vectors of a lane, rows of a group, tokens at a time, shares of a head.
+        // Call, vectors of a lane, rows of a group, tokens and entries at a time, shares of a head.
         let channels = RecurrentCall { per_channel: true, ..call(64, 128, 128) };
         let table = [
-            (call(1, 128, 128), 4, 1, 8, 8),
-            (call(64, 128, 128), 4, 4, 8, 2),
-            (call(64, 96, 128), 3, 4, 8, 2),
-            (call(64, 97, 130), 4, 4, 8, 3),
-            (call(64, 65, 17), 4, 4, 8, 1),
-            (call(64, 256, 256), 8, 2, 8, 8),
-            (call(64, 1, 1), 1, 1, 8, 1),
-            (RecurrentCall { memory: 16_384, ..call(64, 128, 128) }, 4, 4, 4, 2),
-            (RecurrentCall { memory: 16_384, without_subgroups: true, ..call(64, 256, 256) }, 8, 2, 4, 8),
-            (channels, 4, 4, 8, 2),
-            (RecurrentCall { memory: 16_384, head_k_dim: 256, ..channels }, 8, 2, 2, 4),
+            (call(1, 128, 128), 4, 1, (4, 4), 8),
+            (call(64, 128, 128), 4, 4, (4, 4), 2),
+            (RecurrentCall { max_window: 1, max_pending: 0, ..call(64, 128, 128) }, 4, 4, (1, 1), 2),
+            (RecurrentCall { max_window: 3, max_pending: 2, ..call(64, 128, 128) }, 4, 4, (4, 2), 2),
+            (RecurrentCall { max_window: 1, fused: false, ..call(64, 128, 128) }, 4, 4, (4, 4), 2),
+            (call(64, 96, 128), 3, 4, (4, 4), 2),
+            (call(64, 97, 130), 4, 4, (4, 4), 3),
+            (call(64, 65, 17), 4, 4, (4, 4), 1),
+            (call(64, 256, 256), 8, 2, (4, 4), 8),
+            (call(64, 1, 1), 1, 1, (4, 4), 1),
+            (RecurrentCall { memory: 8192, ..call(64, 128, 128) }, 4, 4, (2, 2), 2),
+            (RecurrentCall { memory: 16_384, head_k_dim: 256, ..channels }, 8, 2, (2, 2), 4),
+            (RecurrentCall { rows: Some(2), ..call(1, 128, 128) }, 4, 2, (4, 4), 4),
         ];
-        for (call, vectors, rows, tokens, splits) in table {
+        for (call, vectors, rows, at_once, splits) in table {
             let plan = recurrent(&call);
-            let got = (plan.vectors, plan.rows, plan.tokens, plan.splits);
-            assert_eq!(got, (vectors, rows, tokens, splits), "{call:?}, {} bytes", plan.memory(call.without_subgroups));
+            let got = (plan.vectors, plan.rows, (plan.tokens, plan.entries), plan.splits);
+            assert_eq!(
+                got,
+                (vectors, rows, at_once, splits),
+                "{call:?}, {} bytes",
+                plan.memory(call.without_subgroups)
+            );
         }
     }
 

@@ -3,7 +3,7 @@
 use undraft_core::Activation;
 use undraft_core::ops::CausalConv1dFnArgs;
 
-use super::causal_conv1d_update::{BUFFERS, ConvBuffers, ConvParams, THREADS};
+use super::causal_conv1d_update::{BUFFERS, ConvBuffers, ConvParams, MAX_WIDTH, THREADS};
 use crate::backend::WgpuBackend;
 use crate::batch::Batch;
 use crate::buffer::Binding;
@@ -25,6 +25,7 @@ const KERNEL: KernelSource<'_> = KernelSource {
     params: ConvParams::WGSL,
     buffers: &BUFFERS,
     exchanges: false,
+    is_large: false,
 };
 
 impl Batch<'_> {
@@ -35,7 +36,7 @@ impl Batch<'_> {
     pub fn causal_conv1d_fn(&mut self, buffers: &ConvBuffers<'_>, params: &ConvParams, longest: usize) -> Result<()> {
         let params = params.filled(longest.div_ceil(TOKENS).clamp(1, 1024) as u32)?;
         let device = self.device().clone();
-        let kernel = device.pipeline(&KERNEL, &[("THREADS", THREADS)])?;
+        let kernel = device.pipeline(&KERNEL, &[("THREADS", THREADS), ("MAX_WIDTH", MAX_WIDTH)])?;
         self.dispatch(&kernel, &buffers.all(&device), &params, params.workgroups()?)
     }
 }

@@ -14,7 +14,7 @@ use crate::raw::{Captured, Elements, NONE};
 /// Invocations of a workgroup, each with two channels.
 pub(super) const THREADS: u32 = 64;
 /// Taps that the kernels have room for.
-const MAX_WIDTH: u32 = 8;
+pub(super) const MAX_WIDTH: u32 = 8;
 
 crate::params! {
     /// Parameters of the dispatches of both forms; shapes in [`undraft_core::ops::CausalConv1dUpdateArgs`] and
@@ -98,6 +98,7 @@ const KERNEL: KernelSource<'_> = KernelSource {
     params: ConvParams::WGSL,
     buffers: &BUFFERS,
     exchanges: false,
+    is_large: false,
 };
 
 impl ConvParams {
@@ -151,7 +152,7 @@ impl Batch<'_> {
     pub fn causal_conv1d_update(&mut self, buffers: &ConvBuffers<'_>, params: &ConvParams) -> Result<()> {
         let params = params.filled(1)?;
         let device = self.device().clone();
-        let kernel = device.pipeline(&KERNEL, &[("THREADS", THREADS)])?;
+        let kernel = device.pipeline(&KERNEL, &[("THREADS", THREADS), ("MAX_WIDTH", MAX_WIDTH)])?;
         self.dispatch(&kernel, &buffers.all(&device), &params, params.workgroups()?)
     }
 }

@@ -99,6 +99,7 @@ impl Batch<'_> {
             params: CommitParams::WGSL,
             buffers: &[Access::ReadWrite, Access::ReadWrite, Access::Read, Access::Read],
             exchanges: false,
+            is_large: true,
         };
         let [dtype, at_once] = state_constants(kind);
         let kernel = self.device().pipeline(&source, &[("THREADS", THREADS), dtype, at_once])?;

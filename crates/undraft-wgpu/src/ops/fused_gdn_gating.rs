@@ -57,6 +57,7 @@ const KERNEL: KernelSource<'_> = KernelSource {
     params: GatingParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::Read, Access::Read, Access::ReadWrite, Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 
 impl Batch<'_> {

@@ -94,6 +94,10 @@ crate::params! {
         pub capture: u32,
         pub eps: f32,
         pub scale: f32,
+        /// No window has more tokens; 0: unknown. It chooses the kernel, not the result.
+        pub max_window: u32,
+        /// No sequence has more entries pending; 0: unknown.
+        pub max_pending: u32,
         /// Filled in by the dispatch.
         pub splits: u32,
         /// Filled in by the dispatch.
@@ -148,6 +152,11 @@ impl RecurrentParams {
     }
 }
 
+/// A promised number, which may be unknown.
+fn promised(most: u32) -> u32 {
+    if most == 0 { u32::MAX } else { most }
+}
+
 impl Batch<'_> {
     /// Replays pending entries, runs the windows, leaves what the capture says.
     ///
@@ -171,6 +180,9 @@ impl Batch<'_> {
             memory: device.limits().max_compute_workgroup_storage_size,
             without_subgroups: !device.facts().has_subgroups,
             rows: device.rows_at_once(),
+            max_window: promised(params.max_window),
+            max_pending: promised(params.max_pending),
+            fused: device.facts().fma_is_fused,
         });
         let memory = u64::from(plan.memory(!device.facts().has_subgroups));
         let most = u64::from(device.limits().max_compute_workgroup_storage_size);
@@ -196,6 +208,7 @@ impl Batch<'_> {
                 Access::Read,
             ],
             exchanges: true,
+            is_large: true,
         };
         let [dtype, at_once] = state_constants(plan.state);
         let constants = [
@@ -205,7 +218,7 @@ impl Batch<'_> {
             ("NV", plan.vectors),
             ("NR", plan.rows),
             ("TM", plan.tokens),
-            ("PM", plan.tokens),
+            ("PM", plan.entries),
             ("CHANNELS", plan.per_channel.into()),
         ];
         let kernel = device.pipeline(&source, &constants)?;
@@ -261,6 +274,9 @@ pub(crate) fn run(backend: &WgpuBackend, args: FusedRecurrentArgs<'_>) -> Result
     params.parents = ints.push_some("parents", inputs.parents)?;
     params.num_pending = ints.push_some("num_pending", num_pending)?;
     params.pending_path = ints.push_some("pending_path", pending_path)?;
+    let longest = inputs.cu_seqlens.windows(2).map(|pair| (pair[1] - pair[0]) as u32).max();
+    params.max_window = longest.unwrap_or(0).max(1);
+    params.max_pending = num_pending.iter().copied().max().unwrap_or(0).max(1);
     params.scale = inputs.scale;
     params.tiled = (inputs.head_map == HeadMap::Tiled).into();
     params.round_io = (inputs.rounding == Rounding::Io).into();

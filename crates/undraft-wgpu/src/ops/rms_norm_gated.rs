@@ -53,6 +53,7 @@ const KERNEL: KernelSource<'_> = KernelSource {
     params: NormParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::Read, Access::ReadWrite],
     exchanges: true,
+    is_large: false,
 };
 
 impl Batch<'_> {

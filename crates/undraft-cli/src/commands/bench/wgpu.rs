@@ -10,7 +10,7 @@ use undraft::wgpu::raw::{
     Captured, CommitBuffers, CommitParams, DecayForm, Elements, RecurrentBuffers, RecurrentParams,
 };
 use undraft::wgpu::wgpu::{Buffer, CommandEncoderDescriptor, ComputePassDescriptor};
-use undraft::wgpu::{Batch, Binding, Device, Recorded};
+use undraft::wgpu::{Access, Batch, Binding, Device, KernelSource, Params, Recorded};
 use undraft::{DType, GdnDims, bf16, f16};
 use undraft_testing::Rng;
 
@@ -28,6 +28,35 @@ const NUM_LAYERS: std::ops::RangeInclusive<usize> = 3..=256;
 const BLOCK: usize = 1 << 16;
 /// Element type of all that is neither state nor log.
 const IO: DType = DType::Bf16;
+
+/// Invocations of a workgroup that copies.
+const COPY_THREADS: u32 = 256;
+
+undraft::wgpu::params! {
+    struct CopyParams { fours: u32, }
+}
+
+/// Copies a buffer by a kernel: the copies of a command buffer run elsewhere on some devices, and slower.
+const COPY: KernelSource<'_> = KernelSource {
+    name: "copy",
+    files: &["
+        @group(0) @binding(0) var<storage, read> x: array<vec4<u32>>;
+        @group(0) @binding(1) var<storage, read_write> y: array<vec4<u32>>;
+        @compute @workgroup_size(THREADS)
+        fn main(
+            @builtin(workgroup_id) workgroup: vec3<u32>,
+            @builtin(num_workgroups) num_workgroups: vec3<u32>,
+            @builtin(local_invocation_index) index: u32,
+        ) {
+            let i = (workgroup.x + workgroup.y * num_workgroups.x) * THREADS + index;
+            if i < p.fours { y[i] = x[i]; }
+        }
+    "],
+    params: CopyParams::WGSL,
+    buffers: &[Access::Read, Access::ReadWrite],
+    exchanges: false,
+    is_large: false,
+};
 
 /// An adapter and what is measured on it.
 pub struct Adapter<'a> {
@@ -95,7 +124,7 @@ impl<'a> Adapter<'a> {
         let mut cycles = 1;
         let mut time = |cycles: usize| -> Result<f64> {
             let start = Instant::now();
-            self.submit(work, &rounds, &layers, layer_bytes, cycles)?;
+            self.submit(&rounds, cycles);
             self.device.wait()?;
             Ok(start.elapsed().as_secs_f64() * 1e6)
         };
@@ -110,29 +139,14 @@ impl<'a> Adapter<'a> {
     }
 
     /// All rounds, so many times.
-    fn submit(
-        &self,
-        work: Work,
-        rounds: &[Recorded],
-        layers: &[Layer],
-        layer_bytes: usize,
-        cycles: usize,
-    ) -> Result<()> {
+    fn submit(&self, rounds: &[Recorded], cycles: usize) {
         let mut encoder = self.device.wgpu().create_command_encoder(&CommandEncoderDescriptor::default());
-        if work == Work::Copy {
-            for layer in (0..cycles).flat_map(|_| layers) {
-                if let Some(to) = &layer.captured {
-                    encoder.copy_buffer_to_buffer(&layer.state, 0, to, 0, layer_bytes as u64);
-                }
-            }
-        } else {
-            let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
-            for round in (0..cycles).flat_map(|_| rounds) {
-                round.encode(&mut pass);
-            }
+        let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
+        for round in (0..cycles).flat_map(|_| rounds) {
+            round.encode(&mut pass);
         }
+        drop(pass);
         self.device.queue().submit([encoder.finish()]);
-        Ok(())
     }
 
     /// One layer's buffers, for `batch` sequences with windows of `work.window()` tokens, and a slot for each.
@@ -149,6 +163,7 @@ impl<'a> Adapter<'a> {
         (p.decay_dtype, p.beta_dtype, p.out_dtype) = (io, io, io);
         p.beta_first = (num_tokens * d.decay_len()) as u32;
         p.dt_bias_first = d.num_v_heads() as u32;
+        (p.max_window, p.max_pending) = (work.window() as u32, work.max_kept().max(1) as u32);
         (p.decay_form, p.beta_is_logit, p.l2_norm, p.eps) = (DecayForm::Gate.word(), 1, 1, 1e-6);
         let states = batch * d.state_len();
         let captured = match work {
@@ -192,7 +207,14 @@ impl<'a> Adapter<'a> {
         (p.cu_seqlens, p.state_indices) = (0, ints.state_indices);
         (p.num_pending, p.pending_path, p.parents) = (ints.num_pending, ints.path, ints.parents);
         match (work, &layer.log) {
-            (Work::Copy, _) => Ok(()),
+            (Work::Copy, _) => {
+                let fours = (p.num_seqs as usize * d.state_len() * self.state.size() / 16) as u32;
+                let copy = self.device.pipeline(&COPY, &[("THREADS", COPY_THREADS)])?;
+                let buffers: Vec<Binding<'_>> =
+                    [Some(&layer.state), layer.captured.as_ref()].into_iter().flatten().map(Binding::from).collect();
+                let workgroups = u64::from(fours).div_ceil(u64::from(COPY_THREADS));
+                Ok(batch.dispatch(&copy, &buffers, &CopyParams { fours }, workgroups)?)
+            }
             (Work::Commit { .. }, Some(log)) => {
                 let commit = CommitParams {
                     k_first: p.pending_k_first,
