@@ -46,6 +46,7 @@ const OF_PARTS: KernelSource<'_> = KernelSource {
     params: ArgmaxParams::WGSL,
     buffers: &[Access::Read, Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 const OF_ALL: KernelSource<'_> = KernelSource {
     name: "dense_argmax",
@@ -53,6 +54,7 @@ const OF_ALL: KernelSource<'_> = KernelSource {
     params: ArgmaxParams::WGSL,
     buffers: &[Access::Read, Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 
 impl Batch<'_> {

@@ -61,6 +61,7 @@ const OF_PARTS: KernelSource<'_> = KernelSource {
     params: AttentionParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::Read, Access::Read, Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 const OF_ALL: KernelSource<'_> = KernelSource {
     name: "dense_attention",
@@ -68,6 +69,7 @@ const OF_ALL: KernelSource<'_> = KernelSource {
     params: AttentionParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::Read, Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 
 impl Batch<'_> {

@@ -37,6 +37,7 @@ const KERNEL: KernelSource<'_> = KernelSource {
     params: EmbedParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 
 impl Batch<'_> {

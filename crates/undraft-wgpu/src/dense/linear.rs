@@ -50,6 +50,7 @@ const OF_F32: KernelSource<'_> = KernelSource {
     params: LinearParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::Read, Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 const OF_HALF: KernelSource =
     KernelSource { name: "dense_linear_half", files: files!("dense_weights_half.wgsl", "dense_linear.wgsl"), ..OF_F32 };

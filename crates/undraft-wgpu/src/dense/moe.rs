@@ -46,6 +46,7 @@ const ROUTE: KernelSource<'_> = KernelSource {
     params: MoeParams::WGSL,
     buffers: &[Access::Read, Access::ReadWrite, Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 const SUM: KernelSource<'_> = KernelSource {
     name: "dense_moe_sum",
@@ -53,6 +54,7 @@ const SUM: KernelSource<'_> = KernelSource {
     params: MoeParams::WGSL,
     buffers: &[Access::Read, Access::Read, Access::Read, Access::Read, Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 
 impl Batch<'_> {

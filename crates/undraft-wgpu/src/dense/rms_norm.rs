@@ -46,6 +46,7 @@ const KERNEL: KernelSource<'_> = KernelSource {
     params: DenseNormParams::WGSL,
     buffers: &[Access::ReadWrite, Access::Read, Access::Read, Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 
 impl Batch<'_> {

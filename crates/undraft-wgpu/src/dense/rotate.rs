@@ -61,6 +61,7 @@ const KERNEL: KernelSource<'_> = KernelSource {
         Access::ReadWrite,
     ],
     exchanges: false,
+    is_large: false,
 };
 
 impl Batch<'_> {

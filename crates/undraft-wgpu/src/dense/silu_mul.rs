@@ -30,6 +30,7 @@ const KERNEL: KernelSource<'_> = KernelSource {
     params: SiluMulParams::WGSL,
     buffers: &[Access::Read, Access::ReadWrite],
     exchanges: false,
+    is_large: false,
 };
 
 impl Batch<'_> {
