@@ -12,7 +12,8 @@ fn first_device() -> Option<WgpuBackend> {
 /// What WebGPU promises and no more, no subgroups, and four rows of a state at once.
 fn least_device() -> Option<WgpuBackend> {
     let limits = Some(undraft_wgpu::wgpu::Limits::default());
-    common::first_device(&DeviceOptions { without_subgroups: true, rows_at_once: Some(4), limits })
+    let rows_at_once = Some(4);
+    common::first_device(&DeviceOptions { without_subgroups: true, rows_at_once, limits, ..DeviceOptions::default() })
 }
 
 undraft_testing::conformance!(wgpu, crate::first_device);
