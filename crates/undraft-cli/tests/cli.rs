@@ -211,7 +211,7 @@ fn a_cuda_device_that_is_not_there_is_an_error_that_says_so() {
     assert!(stderr.contains(no_driver) || stderr.contains(no_device), "{stderr}");
     assert!(output.stdout.is_empty());
     let refused = |args: &[&str], parts: &[&str]| refused(&[&["generate", "--prompt", "a"], args].concat(), b"", parts);
-    refused(&["--device", "gpu"], &["`gpu` is no device, expected cpu, cuda or cuda:N"]);
+    refused(&["--device", "gpu"], &["`gpu` is no device, expected cpu, cuda, cuda:N, wgpu or wgpu:N"]);
     refused(&["--device", "cuda", "--threads", "2"], &["`--threads` needs `--device cpu`"]);
     refused(&["--device", "cuda", "--isa", "scalar"], &["`--isa` needs `--device cpu`"]);
     let devices = json(&["devices", "--json"]);
