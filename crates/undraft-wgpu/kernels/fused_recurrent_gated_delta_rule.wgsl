@@ -28,7 +28,7 @@ const KP = 32u * NV;
 const FOURS = 8u * NV;
 const GROUPS = THREADS / 8u;
 const ROWS = GROUPS * NR;
-// Fours of a token's decay: its factor four times, or those of its channels.
+// Fours of a token's decay: its factor four times, or, where CHANNELS says so, those of its channels (which may be equal).
 const DECAY_FOURS = 1u + CHANNELS * (FOURS - 1u);
 
 // Tokens of the window, TM at a time, and pending entries, PM at a time.
@@ -177,7 +177,7 @@ fn prepare_keys(first: u32, n: u32, logs: bool) {
 }
 // The decay factor of a token and channel (0 where a head has one).
 fn decay_factor(t: u32, channel: u32) -> f32 {
-    let at = u.hv * select(1u, p.head_k_dim, CHANNELS == 1u) + channel;
+    let at = select(u.hv, u.hv * p.head_k_dim + channel, p.per_channel == 1u);
     let x = gate_element(p.decay_dtype, p.decay_first + (u.start + t) * p.decay_stride + at);
     if p.decay_form == DECAY_LINEAR { return x; }
     var g = Pair(x, 0.0);
@@ -202,9 +202,9 @@ fn prepare_values(first: u32, n: u32, logs: bool) {
             var factor = 1.0;
             if channel < p.head_k_dim {
                 factor = decay_factor(first + t, channel);
-                let entry = u.log_slot * p.log_max + first + t;
-                let to = p.log_decay_first + (entry * p.num_v_heads + u.hv) * p.head_k_dim + channel;
-                if logs_decay { log[to] = factor; }
+                let head = (u.log_slot * p.log_max + first + t) * p.num_v_heads + u.hv;
+                let to = p.log_decay_first + select(head, head * p.head_k_dim + channel, p.per_channel == 1u);
+                if logs_decay && (p.per_channel == 1u || channel == 0u) { log[to] = factor; }
             }
             decays[i >> 2u][i & 3u] = factor;
         }
@@ -238,7 +238,7 @@ fn prepare_pending(first: u32, n: u32) {
             pending_keys[i * FOURS + (c >> 2u)][c & 3u] = key;
             if CHANNELS == 1u {
                 var factor = 1.0;
-                if inside { factor = log[p.pending_decay_first + head * p.head_k_dim + c]; }
+                if inside { factor = log[p.pending_decay_first + select(head, head * p.head_k_dim + c, p.per_channel == 1u)]; }
                 pending_decays[i * DECAY_FOURS + (c >> 2u)][c & 3u] = factor;
             }
         }

@@ -60,12 +60,19 @@ fn pair_softplus(x: Pair) -> Pair {
 }
 // -exp(A_log) * softplus(a + dt_bias).
 fn gate_log_decay(a: f32, a_log: f32, dt_bias: f32) -> Pair {
-    let g = pair_mul(pair_exp(Pair(a_log, 0.0)), pair_softplus(two_sum(a, dt_bias)));
+    let x = two_sum(a, dt_bias);
+    // There softplus is exp, and one exp instead of two products keeps its bits where small parts of numbers are taken for 0.
+    if x.hi < -40.0 {
+        let g = pair_exp(pair_add(x, Pair(a_log, 0.0)));
+        return Pair(-g.hi, -g.lo);
+    }
+    let g = pair_mul(pair_exp(Pair(a_log, 0.0)), pair_softplus(x));
     return Pair(-g.hi, -g.lo);
 }
 // 1 / (1 + exp(-x)), nearly always the number nearest to it.
 fn gate_sigmoid(x: f32) -> f32 {
     let y = pair_exp(Pair(-abs(x), 0.0));
+    if x < -40.0 { return y.hi; }
     let above = pair_add(Pair(1.0, 0.0), y);
     if x >= 0.0 { return pair_div(Pair(1.0, 0.0), above).hi; }
     return pair_div(y, above).hi;

@@ -8,6 +8,8 @@
 const F32 = 0u;
 const BF16 = 1u;
 const F16 = 2u;
+// What a kernel is compiled for that serves both of 16 bits.
+const ANY_HALF = 3u;
 
 const INFINITY_BITS = 0x7f800000u;
 

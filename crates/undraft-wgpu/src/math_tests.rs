@@ -195,7 +195,9 @@ fn fused_rounds_once() {
     ];
     for special in specials {
         let [x, y, z] = special;
-        (a.push(x), b.push(y), c.push(z));
+        a.push(x);
+        b.push(y);
+        c.push(z);
     }
     let x = [a.clone(), b.clone(), c.clone()].concat();
     for (i, y) in apply_to(&device, 10, &x, a.len()).into_iter().enumerate() {

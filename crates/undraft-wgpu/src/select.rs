@@ -54,7 +54,8 @@ pub(crate) struct RecurrentCall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecurrentPlan {
     pub(crate) state: StateKind,
-    pub(crate) per_channel: bool,
+    /// Whether a decay for each channel lies in workgroup memory.
+    pub(crate) channels: bool,
     /// Vectors of four that a lane holds of a row: K padded, by 32.
     pub(crate) vectors: u32,
     /// Rows of a lane group.
@@ -78,6 +79,7 @@ const FEW_ROWS: u64 = 16_384;
 /// The padded size depends on `K` alone, and with it the order of sums; the rest decides who computes which rows.
 pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
     let vectors = match call.head_k_dim.div_ceil(32) {
+        n if !call.fused => n.next_power_of_two().max(2),
         n if call.head_k_dim.is_multiple_of(32) => n,
         n => n.next_power_of_two(),
     };
@@ -95,7 +97,7 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
     let at_once = |most: u32| if call.fused { most.clamp(1, MAX_AT_ONCE).next_power_of_two() } else { MAX_AT_ONCE };
     let mut plan = RecurrentPlan {
         state: call.state,
-        per_channel: call.per_channel,
+        channels: call.per_channel || !call.fused,
         vectors,
         rows,
         threads,
@@ -116,7 +118,7 @@ impl RecurrentPlan {
     pub(crate) fn memory(&self, without_subgroups: bool) -> u32 {
         let padded = 32 * self.vectors;
         let rows = self.threads / GROUP * self.rows;
-        let decay = if self.per_channel { padded } else { 4 };
+        let decay = if self.channels { padded } else { 4 };
         let (of_a_token, of_an_entry) = (2 * padded + decay + 1 + 2 * rows, padded + decay + rows);
         let exchanged = if without_subgroups { self.threads } else { 0 };
         4 * (self.tokens * of_a_token + self.entries * of_an_entry + exchanged)
@@ -167,7 +169,8 @@ mod tests {
             (call(64, 128, 128), 4, 4, (4, 4), 2),
             (RecurrentCall { max_window: 1, max_pending: 0, ..call(64, 128, 128) }, 4, 4, (1, 1), 2),
             (RecurrentCall { max_window: 3, max_pending: 2, ..call(64, 128, 128) }, 4, 4, (4, 2), 2),
-            (RecurrentCall { max_window: 1, fused: false, ..call(64, 128, 128) }, 4, 4, (4, 4), 2),
+            (RecurrentCall { max_window: 1, fused: false, ..call(64, 96, 128) }, 4, 4, (4, 4), 2),
+            (RecurrentCall { fused: false, ..call(64, 5, 128) }, 2, 4, (4, 4), 2),
             (call(64, 96, 128), 3, 4, (4, 4), 2),
             (call(64, 97, 130), 4, 4, (4, 4), 3),
             (call(64, 65, 17), 4, 4, (4, 4), 1),

@@ -10,7 +10,7 @@ use crate::buffer::Binding;
 use crate::error::Result;
 use crate::host::{Elementwise, Packed, count};
 use crate::kernel::{Access, KernelSource, Params};
-use crate::raw::NONE;
+use crate::raw::{Elements, NONE};
 use crate::select::StateKind;
 
 /// Invocations of a workgroup.
@@ -47,6 +47,8 @@ crate::params! {
         pub tiled: u32,
         /// Filled in by the dispatch.
         pub blocks_per_head: u32,
+        /// Filled in by the dispatch.
+        pub state_dtype: u32,
     }
 }
 
@@ -88,7 +90,11 @@ impl Batch<'_> {
         let CommitBuffers { state: states, log, ints } = *buffers;
         let kind = StateKind::new(state, params.head_k_dim, params.state_first, params.state_stride);
         let fours = params.head_k_dim.div_ceil(4) * params.head_v_dim;
-        let params = CommitParams { blocks_per_head: fours.div_ceil(THREADS), ..params.clone() };
+        let params = CommitParams {
+            blocks_per_head: fours.div_ceil(THREADS),
+            state_dtype: Elements::from(state).word(),
+            ..params.clone()
+        };
         let source = KernelSource {
             name: "commit_states",
             files: &[
@@ -101,7 +107,7 @@ impl Batch<'_> {
             exchanges: false,
             is_large: true,
         };
-        let [dtype, at_once] = state_constants(kind);
+        let [dtype, at_once] = state_constants(kind, self.device().facts().fma_is_fused);
         let kernel = self.device().pipeline(&source, &[("THREADS", THREADS), dtype, at_once])?;
         let heads = u64::from(params.num_seqs) * u64::from(params.num_v_heads);
         let device = self.device().clone();

@@ -102,6 +102,10 @@ crate::params! {
         pub splits: u32,
         /// Filled in by the dispatch.
         pub num_units: u32,
+        /// Filled in by the dispatch.
+        pub state_dtype: u32,
+        /// Filled in by the dispatch.
+        pub per_channel: u32,
     }
 }
 
@@ -210,7 +214,7 @@ impl Batch<'_> {
             exchanges: true,
             is_large: true,
         };
-        let [dtype, at_once] = state_constants(plan.state);
+        let [dtype, at_once] = state_constants(plan.state, device.facts().fma_is_fused);
         let constants = [
             ("THREADS", plan.threads),
             dtype,
@@ -219,11 +223,17 @@ impl Batch<'_> {
             ("NR", plan.rows),
             ("TM", plan.tokens),
             ("PM", plan.entries),
-            ("CHANNELS", plan.per_channel.into()),
+            ("CHANNELS", plan.channels.into()),
         ];
         let kernel = device.pipeline(&source, &constants)?;
         let num_units = count("num_seqs * num_v_heads * shares", plan.units)?;
-        let params = RecurrentParams { splits: plan.splits, num_units, ..params.clone() };
+        let params = RecurrentParams {
+            splits: plan.splits,
+            num_units,
+            state_dtype: Elements::from(state).word(),
+            per_channel: (decay == DecayShape::PerChannel).into(),
+            ..params.clone()
+        };
         let RecurrentBuffers { state, captured, out, log, tokens, gates, weights, ints } = *buffers;
         let buffers = [
             state,

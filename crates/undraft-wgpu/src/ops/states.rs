@@ -15,8 +15,17 @@ pub(super) fn state_file(kind: StateKind) -> &'static str {
     }
 }
 
+/// As in the kernels' prelude.
+const ANY_HALF: u32 = 3;
+
 /// Constants of these states: element type, and elements that are moved at a time.
-pub(super) fn state_constants(kind: StateKind) -> [(&'static str, u32); 2] {
+///
+/// Without `fused`, where kernels are few rather than fast, one kernel serves both element types of 16 bits.
+pub(super) fn state_constants(kind: StateKind, fused: bool) -> [(&'static str, u32); 2] {
+    let dtype = match kind.dtype {
+        DType::Bf16 | DType::F16 if !fused => ANY_HALF,
+        dtype => Elements::from(dtype).word(),
+    };
     let at_once = if kind.access == StateAccess::Fours { 4 } else { 1 };
-    [("STATE", Elements::from(kind.dtype).word()), ("AT_ONCE", at_once)]
+    [("STATE", dtype), ("AT_ONCE", at_once)]
 }

@@ -122,7 +122,7 @@ impl<'a> Adapter<'a> {
         // Whole cycles of rounds.
         let cycle = num_layers * rounds.len();
         let mut cycles = 1;
-        let mut time = |cycles: usize| -> Result<f64> {
+        let time = |cycles: usize| -> Result<f64> {
             let start = Instant::now();
             self.submit(&rounds, cycles);
             self.device.wait()?;
