@@ -279,7 +279,10 @@ static inline undraft_device_info undraft_device_info_init(void) {
 
 /* Names of the devices of this machine that can be used, one a line, for undraft_string_free. Opens each of them. */
 undraft_status undraft_device_names(char **names, char **message);
-/* A device by its name: "cpu", "cuda" (the first one) or "cuda:N". `options` may be NULL. See docs/c.md about GPUs. */
+/*
+ * A device by its name: "cpu", "cuda" (the first one), "cuda:N", "metal", "wgpu" (the first adapter) or "wgpu:N". `options`
+ * may be NULL. See docs/c.md about GPUs.
+ */
 undraft_status undraft_device_new(const char *name, const undraft_device_options *options, undraft_device **device,
                                   char **message);
 /* NULL is allowed. */

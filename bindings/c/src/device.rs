@@ -115,9 +115,11 @@ impl undraft_device {
                 }
                 Ok(Self { device: Device::cpu_with(cpu), name: name.to_owned(), num_threads })
             }
-            ("cuda", number) if number.unwrap_or("0").bytes().all(|c| c.is_ascii_digit()) => {
+            ("metal", None) => Ok(Self { device: Device::metal()?, name: name.to_owned(), num_threads: 1 }),
+            ("cuda" | "wgpu", number) if number.unwrap_or("0").bytes().all(|c| c.is_ascii_digit()) => {
                 let ordinal = number.unwrap_or("0").parse().map_err(|_| unknown(name))?;
-                Ok(Self { device: Device::cuda(ordinal)?, name: format!("cuda:{ordinal}"), num_threads: 1 })
+                let device = if kind == "cuda" { Device::cuda(ordinal)? } else { Device::wgpu(ordinal)? };
+                Ok(Self { device, name: format!("{kind}:{ordinal}"), num_threads: 1 })
             }
             _ => Err(unknown(name)),
         }
@@ -125,7 +127,7 @@ impl undraft_device {
 }
 
 fn unknown(name: &str) -> Failure {
-    Failure::new(UNDRAFT_NO_DEVICE, format!("`name` is {name:?}, expected cpu, cuda or cuda:N"))
+    Failure::new(UNDRAFT_NO_DEVICE, format!("`name` is {name:?}, expected cpu, cuda, cuda:N, metal, wgpu or wgpu:N"))
 }
 
 fn isa(name: &str) -> Result<Isa> {
@@ -160,6 +162,12 @@ pub unsafe extern "C" fn undraft_device_names(names: *mut *mut c_char, message: 
                 Err(Error::Cuda(CudaError::ComputeCapability { .. })) => {}
                 Err(_) => break,
             }
+        }
+        if Device::metal().is_ok() {
+            lines += "\nmetal";
+        }
+        for adapter in undraft::wgpu::adapters() {
+            lines += &format!("\nwgpu:{}", adapter.ordinal);
         }
         // SAFETY: by this function's contract.
         unsafe { give_string("names", names, lines) }

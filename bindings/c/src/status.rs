@@ -4,6 +4,8 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use undraft::cuda::CudaError;
+use undraft::metal::MetalError;
+use undraft::wgpu::WgpuError;
 use undraft::{Error, OpError};
 
 use crate::pointer::write;
@@ -78,7 +80,14 @@ impl From<Error> for Failure {
             Error::Cuda(
                 CudaError::NoDriver { .. } | CudaError::NoDevice { .. } | CudaError::ComputeCapability { .. },
             ) => UNDRAFT_NO_DEVICE,
-            Error::Cuda(_) => UNDRAFT_DEVICE_FAILED,
+            Error::Metal(MetalError::NotApple | MetalError::NoDevice) => UNDRAFT_NO_DEVICE,
+            Error::Wgpu(
+                WgpuError::NoAdapter
+                | WgpuError::NoSuchAdapter { .. }
+                | WgpuError::NoAdapterNamed { .. }
+                | WgpuError::NoDevice { .. },
+            ) => UNDRAFT_NO_DEVICE,
+            Error::Cuda(_) | Error::Metal(_) | Error::Wgpu(_) => UNDRAFT_DEVICE_FAILED,
             Error::OutOfMemory { .. } => UNDRAFT_OUT_OF_MEMORY,
             Error::NoFreeSlot { .. } => UNDRAFT_NO_FREE_SLOT,
             Error::SlotFreed { .. } | Error::ForeignRound => UNDRAFT_NOT_IN_USE,
