@@ -21,7 +21,7 @@ static REGISTERED: OnceLock<Result<()>> = OnceLock::new();
 /// Registers all operations with the torch that this process has loaded, once.
 ///
 /// # Errors
-/// [`Error::Torch`] if there is none, or it is too old, or refuses a schema.
+/// [`crate::error::Error::Torch`] if there is none, or it is too old, or refuses a schema.
 pub fn register() -> Result<()> {
     REGISTERED.get_or_init(try_register).clone()
 }
