@@ -24,6 +24,7 @@ mod layout;
 pub mod ops;
 mod rows;
 mod seqlens;
+pub mod words;
 
 pub use backend::{Backend, Caps, Op, Support};
 pub use capture::{Capture, CaptureMut, DeltaLogDims, DeltaLogMut};

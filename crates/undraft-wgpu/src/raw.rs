@@ -16,7 +16,7 @@
 //!    rise; parents come before their children, and a window with another parent than the token before has a capture that keeps
 //!    the state. These are the facts that `check` of [`undraft_core::ops`] lists.
 
-use undraft_core::{Capture, DType};
+pub use undraft_core::words::{Captured, DecayForm, Elements};
 
 pub use crate::ops::causal_conv1d_update::{ConvBuffers, ConvParams};
 pub use crate::ops::commit_states::{CommitBuffers, CommitParams};
@@ -26,85 +26,3 @@ pub use crate::ops::rms_norm_gated::{NormBuffers, NormParams};
 
 /// The place of a list that is not given.
 pub const NONE: u32 = u32::MAX;
-
-/// Element type of a tensor, as kernels know it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Elements {
-    /// f32.
-    #[default]
-    F32 = 0,
-    /// bf16.
-    Bf16 = 1,
-    /// f16.
-    F16 = 2,
-}
-
-impl Elements {
-    /// The number that a kernel is given.
-    pub fn word(self) -> u32 {
-        self as u32
-    }
-}
-
-impl From<DType> for Elements {
-    fn from(dtype: DType) -> Self {
-        match dtype {
-            DType::F32 => Elements::F32,
-            DType::Bf16 => Elements::Bf16,
-            DType::F16 => Elements::F16,
-        }
-    }
-}
-
-/// How the decay is given; see [`undraft_core::Decay`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u32)]
-pub enum DecayForm {
-    /// `g`; the factor is `exp(g)`.
-    #[default]
-    Log = 0,
-    /// The factor.
-    Linear = 1,
-    /// `-g`.
-    NegLog = 2,
-    /// `a`, with `a_log` and `dt_bias`.
-    Gate = 3,
-}
-
-impl DecayForm {
-    /// The number that a kernel is given.
-    pub fn word(self) -> u32 {
-        self as u32
-    }
-}
-
-/// What a window leaves; see [`Capture`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Captured {
-    /// The state after the window.
-    #[default]
-    Final = 0,
-    /// The state after each token.
-    PerToken = 1,
-    /// The window's log.
-    DeltaLog = 2,
-}
-
-impl Captured {
-    /// The number that a kernel is given.
-    pub fn word(self) -> u32 {
-        self as u32
-    }
-}
-
-impl From<Capture> for Captured {
-    fn from(capture: Capture) -> Self {
-        match capture {
-            Capture::Final => Captured::Final,
-            Capture::PerToken => Captured::PerToken,
-            Capture::DeltaLog => Captured::DeltaLog,
-        }
-    }
-}
