@@ -109,6 +109,8 @@ pub struct Caps {
     pub decay_shapes: &'static [DecayShape],
     /// Whether draft trees are verified.
     pub trees: bool,
+    /// Whether numbers below f32's smallest normal one are kept; a device may take them for 0, at any step of an operation.
+    pub keeps_subnormals: bool,
 }
 
 impl Caps {

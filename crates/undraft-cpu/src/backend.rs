@@ -52,6 +52,7 @@ impl CpuBackend {
             states: &[DType::F32, DType::Bf16, DType::F16],
             decay_shapes: &[DecayShape::PerHead, DecayShape::PerChannel],
             trees: true,
+            keeps_subnormals: true,
         };
         Self { token, executor: Arc::new(Serial), workspace: Mutex::default(), caps }
     }

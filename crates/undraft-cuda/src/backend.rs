@@ -48,6 +48,7 @@ impl CudaBackend {
             states: &[DType::F32, DType::Bf16, DType::F16],
             decay_shapes: &[DecayShape::PerHead, DecayShape::PerChannel],
             trees: true,
+            keeps_subnormals: true,
         };
         Ok(Self { launcher, stream, caps })
     }

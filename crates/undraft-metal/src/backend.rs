@@ -54,6 +54,7 @@ impl MetalBackend {
             states: &[DType::F32, DType::Bf16, DType::F16],
             decay_shapes: &[DecayShape::PerHead, DecayShape::PerChannel],
             trees: true,
+            keeps_subnormals: true,
         };
         Self { launcher: Launcher::new(driver), caps }
     }

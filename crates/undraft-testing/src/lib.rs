@@ -10,6 +10,7 @@
 //! * [`tolerance`], [`compare`]: one table of bounds, and reports that say where the worst element is.
 #![forbid(unsafe_code)]
 
+mod absent;
 pub mod cases;
 pub mod compare;
 pub mod conformance;
@@ -20,6 +21,7 @@ pub mod oracle;
 mod rng;
 pub mod tolerance;
 
+pub use absent::skip_absent;
 pub use conformance::{Report, Suite, run_all};
 pub use rng::Rng;
 pub use undraft_core::{DType, Op};

@@ -45,35 +45,36 @@ impl AdapterInfo {
 /// }
 /// ```
 pub fn adapters() -> Vec<AdapterInfo> {
-    enumerate().iter().enumerate().map(|(ordinal, adapter)| AdapterInfo::new(ordinal, &adapter.get_info())).collect()
+    enumerate().into_iter().map(|(_, info)| info).collect()
 }
 
 /// The adapter of a number.
 pub(crate) fn by_number(ordinal: usize) -> Result<(wgpu::Adapter, AdapterInfo)> {
-    let all = enumerate();
-    match (all.len(), all.into_iter().nth(ordinal)) {
-        (0, _) => Err(WgpuError::NoAdapter),
-        (count, None) => Err(WgpuError::NoSuchAdapter { ordinal, count }),
-        (_, Some(adapter)) => {
-            let info = AdapterInfo::new(ordinal, &adapter.get_info());
-            Ok((adapter, info))
-        }
+    let mut all = enumerate();
+    match all.len() {
+        0 => Err(WgpuError::NoAdapter),
+        count if ordinal >= count => Err(WgpuError::NoSuchAdapter { ordinal, count }),
+        _ => Ok(all.swap_remove(ordinal)),
     }
 }
 
 /// The first adapter whose name has this text in it, whatever the case.
 pub(crate) fn by_name(name: &str) -> Result<(wgpu::Adapter, AdapterInfo)> {
-    let names: Vec<String> = adapters().into_iter().map(|adapter| adapter.name).collect();
-    if names.is_empty() {
+    let mut all = enumerate();
+    if all.is_empty() {
         return Err(WgpuError::NoAdapter);
     }
-    match names.iter().position(|n| n.to_lowercase().contains(&name.to_lowercase())) {
-        Some(ordinal) => by_number(ordinal),
-        None => Err(WgpuError::NoAdapterNamed { name: name.into(), names }),
+    match all.iter().position(|(_, info)| info.name.to_lowercase().contains(&name.to_lowercase())) {
+        Some(ordinal) => Ok(all.swap_remove(ordinal)),
+        None => {
+            let names = all.into_iter().map(|(_, info)| info.name).collect();
+            Err(WgpuError::NoAdapterNamed { name: name.into(), names })
+        }
     }
 }
 
-fn enumerate() -> Vec<wgpu::Adapter> {
+/// All adapters with their numbers.
+fn enumerate() -> Vec<(wgpu::Adapter, AdapterInfo)> {
     // `WGPU_BACKEND` and its like choose as in every program with wgpu; validation layers slow a debug build down.
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     descriptor.flags = wgpu::InstanceFlags::empty();
@@ -87,7 +88,11 @@ fn enumerate() -> Vec<wgpu::Adapter> {
         wgpu::DeviceType::Cpu => 4,
     };
     all.sort_by_key(rank);
-    all
+    let numbered = |(ordinal, adapter): (usize, wgpu::Adapter)| {
+        let info = AdapterInfo::new(ordinal, &adapter.get_info());
+        (adapter, info)
+    };
+    all.into_iter().enumerate().map(numbered).collect()
 }
 
 /// What a future gives that is ready at once, as wgpu's are everywhere but in a browser.

@@ -57,6 +57,7 @@ impl WgpuBackend {
             states: &[DType::F32, DType::Bf16, DType::F16],
             decay_shapes: &[DecayShape::PerHead, DecayShape::PerChannel],
             trees: true,
+            keeps_subnormals: device.facts().keeps_subnormals,
         };
         Self { device, caps }
     }

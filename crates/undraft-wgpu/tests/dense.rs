@@ -1,5 +1,7 @@
 //! The dense parts against loops in f64, and the law: a row's values are the same bits whichever rows come with it.
 
+mod common;
+
 use undraft_core::{bf16, f16};
 use undraft_testing::Rng;
 use undraft_wgpu::dense::{
@@ -8,20 +10,10 @@ use undraft_wgpu::dense::{
     SiluMulBuffers, SiluMulParams, argmax_parts, attention_segments,
 };
 use undraft_wgpu::raw::Elements;
-use undraft_wgpu::{Batch, Binding, Device, WgpuError, wgpu};
+use undraft_wgpu::{Batch, Binding, Device, DeviceOptions, wgpu};
 
-/// The first adapter; none is a failure where `UNDRAFT_REQUIRE` names wgpu.
 fn device() -> Option<Device> {
-    match Device::open(0) {
-        Ok(device) => Some(device),
-        Err(why @ (WgpuError::NoAdapter | WgpuError::NoSuchAdapter { .. })) => {
-            let required = std::env::var("UNDRAFT_REQUIRE").unwrap_or_default();
-            assert!(!required.split(',').any(|r| r.trim() == "wgpu"), "UNDRAFT_REQUIRE asks for wgpu: {why}");
-            println!("skipped: {why}");
-            None
-        }
-        Err(e) => panic!("{e}"),
-    }
+    common::first_device(&DeviceOptions::default()).map(|backend| backend.device().clone())
 }
 
 fn upload<T: Into<f32> + Copy>(device: &Device, data: &[T]) -> wgpu::Buffer {

@@ -441,6 +441,7 @@ fn support() {
         states: &[DType::F32],
         decay_shapes: &[DecayShape::PerHead],
         trees: false,
+        keeps_subnormals: true,
     };
     let good = Support::new(Op::CommitStates, 128, 1);
     assert_eq!(caps.supports(&good), Ok(()));

@@ -1,12 +1,9 @@
 //! The suite as `#[test]` functions.
 
-use std::collections::BTreeSet;
-use std::io::Write;
-use std::sync::{Mutex, PoisonError};
-
 use undraft_core::{Backend, DType, Op};
 
 use super::{Suite, run_one};
+use crate::skip_absent;
 
 /// Runs one entry of the plan as a test. A back end that this machine does not have is a printed skip, or a failure where
 /// `UNDRAFT_REQUIRE` (names with commas between) lists it.
@@ -15,26 +12,12 @@ use super::{Suite, run_one};
 /// If the back end fails the suite, or is required and absent.
 pub fn assert_conforms<B: Backend>(name: &str, make: impl FnOnce() -> Option<B>, op: Op, suite: Suite, dtype: DType) {
     let Some(backend) = make() else {
-        let required = std::env::var("UNDRAFT_REQUIRE").unwrap_or_default();
-        assert!(
-            !required.split(',').any(|r| r.trim() == name),
-            "{name} is not available on this machine, and UNDRAFT_REQUIRE asks for it"
-        );
-        say_once(name);
+        skip_absent(name);
         return;
     };
     let report = run_one(&backend, op, suite, dtype);
     if let Err(e) = report.passed {
         panic!("{name}: {} {} {}: {e}", op.name(), suite.name(), dtype.name());
-    }
-}
-
-/// Prints the skip past the capture of the test harness, which hides what a passing test prints.
-fn say_once(name: &str) {
-    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    if said.insert(name.to_owned()) {
-        let _ = writeln!(std::io::stderr(), "skipped: {name} is not available on this machine");
     }
 }
 

@@ -32,6 +32,7 @@ impl Reference {
             states: &[DType::F32, DType::Bf16, DType::F16],
             decay_shapes: &[DecayShape::PerHead, DecayShape::PerChannel],
             trees: true,
+            keeps_subnormals: true,
         };
         Self { caps, mutation }
     }

@@ -14,14 +14,10 @@ use crate::harness::{Memory, commit_states};
 /// Sizes of a key; no multiple of 16 but two.
 const KEY_SIZES: [usize; 6] = [1, 5, 16, 33, 50, 128];
 
-/// Back ends that run on devices which take f32's subnormal numbers for 0. Where one does, it is not asked about them.
-const MAY_FLUSH: [&str; 1] = ["wgpu"];
-
 pub(super) fn check(backend: &dyn Backend, tally: &mut Tally) -> Outcome {
-    let flushes = MAY_FLUSH.contains(&backend.caps().backend) && flushes(backend)?;
     for dtype in [DType::Bf16, DType::F16] {
         for k in KEY_SIZES {
-            let suite = Suite { backend, dtype, k, flushes };
+            let suite = Suite { backend, dtype, k };
             let case = suite.case(1, &[]);
             if ![Capture::Final, Capture::PerToken].map(|c| supports(backend, &case, c)).contains(&true) {
                 continue;
@@ -54,19 +50,10 @@ fn numbers(dtype: DType) -> Vec<f32> {
     numbers.into_iter().enumerate().map(|(i, x)| if i % 3 == 1 { -x } else { x }).collect()
 }
 
-/// Whether a state of 1e-40 is 0 afterwards.
-fn flushes(backend: &dyn Backend) -> Result<bool, String> {
-    let suite = Suite { backend, dtype: DType::F32, k: 1, flushes: false };
-    let outcome = run(backend, &suite.case(1, &[1e-40]), Capture::Final, Memory::PLAIN)?;
-    Ok(outcome.is_some_and(|outcome| outcome.state.last() == Some(&0.0)))
-}
-
 struct Suite<'a> {
     backend: &'a dyn Backend,
     dtype: DType,
     k: usize,
-    /// Whether subnormal numbers are taken for 0.
-    flushes: bool,
 }
 
 impl Suite<'_> {
@@ -119,7 +106,9 @@ impl Suite<'_> {
     /// S = v in the last column, which the output reads before it is rounded.
     fn rounds_to_nearest_even(&self, tally: &mut Tally) -> Outcome {
         let mut v = numbers(self.dtype);
-        v.retain(|&x| !self.flushes || !(x.is_subnormal() || self.dtype.round(x).is_subnormal()));
+        // A device that takes subnormal numbers for 0 is not asked about them.
+        let keeps = self.backend.caps().keeps_subnormals;
+        v.retain(|&x| keeps || !(x.is_subnormal() || self.dtype.round(x).is_subnormal()));
         let case = self.case(1, &v);
         let expected: Vec<f32> = v
             .iter()
