@@ -1,11 +1,11 @@
-# `make check` is what CI runs, after `make kernels apple python`. Its last step is the tests, so that the last line is their summary.
+# `make check` is what CI runs, after `make kernels apple sanitize python`. Its last step is the tests, so that the last line is their summary.
 
 CARGO ?= cargo
 PYTHON ?= python3
 UNDRAFT = $(CARGO) run --release --locked --
 
 .NOTPARALLEL:
-.PHONY: check fmt clippy docs layers licences repo fatbin apple kernels python doctest generate selftest c test bench deny
+.PHONY: check fmt clippy docs layers licences repo fatbin apple kernels sanitize python doctest generate selftest c test bench deny
 
 check: fmt layers licences repo fatbin clippy docs doctest generate selftest c test
 
@@ -15,9 +15,10 @@ fmt:
 clippy:
 	$(CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings
 
-# Libraries alone: the program has the name of a library, and its documentation would take that one's place.
+# No program: it has the name of a library, and its documentation would take that one's place. With examples the features of
+# dependencies are those of clippy, which has checked them.
 docs:
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --all-features --no-deps --lib --locked
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --all-features --no-deps --lib --examples --locked
 
 # Which crate may import which.
 layers:
@@ -43,6 +44,10 @@ apple:
 # The CUDA kernels with nvcc, for three targets; fetches the compiler from PyPI the first time.
 kernels:
 	tools/cuda/check_kernels.sh
+
+# The Metal kernels in emulation under the address sanitizer.
+sanitize:
+	tools/check_sanitized.sh
 
 # The Python package: wheel, tests without and with torch, types; fetches torch from PyPI the first time, 5 GB.
 python:

@@ -25,9 +25,10 @@ def _project():
 
 
 def _cargo():
-    """Builds the native library in release mode; gives its path."""
+    """Builds the native library in release mode; gives its path. `UNDRAFT_CARGO_FLAGS` has flags for Cargo, with spaces between."""
     target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
-    command = [os.environ.get("CARGO", "cargo"), "build", "--release", "--locked", "--package", "undraft-python", "--lib"]
+    command = [os.environ.get("CARGO", "cargo"), "build", "--release", "--locked", "--package", "undraft-python"]
+    command += os.environ.get("UNDRAFT_CARGO_FLAGS", "").split()
     try:
         subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(target)})
     except FileNotFoundError:

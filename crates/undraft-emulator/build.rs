@@ -20,6 +20,8 @@ use std::{env, fs};
 const FOLDERS: [&str; 2] = ["../undraft-cuda/kernels", "kernels"];
 /// Includes all others.
 const ALL_IN_ONE: &str = "undraft.cu";
+/// `address`: the Metal kernels are compiled for the address sanitizer, those of CUDA not at all (their checkers are NVIDIA's).
+const SANITIZE: &str = "UNDRAFT_SANITIZE";
 /// Bytes of dynamic shared memory that a kernel may have, and of a guard behind them.
 const MOST_SHARED: usize = 232_448 + 256;
 
@@ -28,10 +30,10 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     println!("cargo::rerun-if-changed={}", root.join("cpp").display());
 
-    let mut files = vec![root.join("cpp/lockstep.cpp"), root.join("cpp/pages.cpp")];
+    let mut files = Vec::new();
     let mut stems = Vec::new();
     let mut defined = BTreeSet::new();
-    for folder in FOLDERS {
+    for folder in FOLDERS.into_iter().filter(|_| !is_sanitized()) {
         let folder = root.join(folder);
         println!("cargo::rerun-if-changed={}", folder.display());
         for source in sources(&folder) {
@@ -45,9 +47,26 @@ fn main() {
     let tables = out.join("tables.cpp");
     fs::write(&tables, table_of_tables(&stems)).expect("OUT_DIR can be written");
     files.push(tables);
-    // First, as it calls what the other library holds.
+    // Each calls what the next one holds.
     metal::compile(&root, &out);
     compiler(&root).files(files).compile("undraft_emulated_kernels");
+    let mut engine = compiler(&root);
+    if is_sanitized() {
+        engine.define("LOCKSTEP_ADDRESS_SANITIZER", None);
+        // Of the test programs of this package alone.
+        println!("cargo::rustc-link-arg-tests=-lasan");
+    }
+    engine.files(["cpp/lockstep.cpp", "cpp/pages.cpp"].map(|file| root.join(file))).compile("undraft_lockstep");
+}
+
+/// Whether the kernels run under the address sanitizer.
+fn is_sanitized() -> bool {
+    println!("cargo::rerun-if-env-changed={SANITIZE}");
+    match env::var(SANITIZE).as_deref() {
+        Ok("address") => true,
+        Err(_) | Ok("") => false,
+        Ok(other) => panic!("{SANITIZE} is `{other}`, expected `address` or nothing"),
+    }
 }
 
 fn sources(folder: &Path) -> Vec<PathBuf> {

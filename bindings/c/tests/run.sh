@@ -8,7 +8,8 @@ CC=${CC:-gcc} CXX=${CXX:-g++}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 prefix=$work/prefix
-make --no-print-directory install PROFILE=dev PREFIX="$prefix" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
+# With the program beside it the library has the same dependencies as `make generate`, which are then built once.
+make --no-print-directory install CARGO_FLAGS="--package undraft-cli" PREFIX="$prefix" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 read -ra cflags <<<"$(pkg-config --cflags undraft)"

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use super::{compiler, is_word};
+use super::{compiler, is_sanitized, is_word};
 use crate::{mutants, sources};
 
 /// Attributes, as in `MetalAttribute` of `cpp/metal.h`.
@@ -62,6 +62,10 @@ fn metal_compiler(root: &Path) -> cc::Build {
     build
         .flag_if_supported("-fsanitize=alignment,bounds,shift,signed-integer-overflow")
         .flag_if_supported("-fsanitize-undefined-trap-on-error");
+    // Of kernels, not of the engine, which switches stacks.
+    if is_sanitized() {
+        build.flag("-fsanitize=address").flag("-fno-omit-frame-pointer").debug(true);
+    }
     build
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "switch.h"
+#include "watch.h"
 
 namespace lockstep {
 
@@ -428,7 +429,10 @@ extern "C" int lockstep_run(LockstepPool* pool, const LockstepKernel* kernel, co
     catch_signals();
     running = &run;
     lockstep::block = &run.block;
+    const size_t beyond = shared ? kernel->most_shared - grid->shared_bytes : 0;
+    watch(shared + grid->shared_bytes, beyond, true);
     run_block(run);
+    watch(shared + grid->shared_bytes, beyond, false);
     lane = nullptr;
     running = nullptr;
     lockstep::block = nullptr;

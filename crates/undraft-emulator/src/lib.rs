@@ -12,6 +12,7 @@
 //! | a read of shared or fresh device memory that nobody has written | NaN; error with [`Options::every_schedule`] if it changes a result |
 //! | a read of what an asynchronous copy has not brought yet | the same |
 //! | a write past the end of a buffer, or of shared memory | error after the launch |
+//! | any access past the end of a buffer, of shared memory or of a thread's array | the address sanitizer's report, Metal alone, built with `UNDRAFT_SANITIZE=address` |
 //! | accesses far beyond a buffer, to freed memory or through a wild pointer | error |
 //! | copies and fills beyond a buffer, wrong parameters, grids and recordings | error |
 //! | results that are used before the stream has been synchronised | work is only done then |

@@ -86,6 +86,15 @@ impl Memory {
         if whole { Ok(()) } else { Err(outside(address, allocation.bytes)) }
     }
 
+    /// Whether kernels that read or write beyond an allocation are caught in the act, where there is a sanitizer; the host
+    /// must not either, meanwhile.
+    pub(crate) fn watch_guards(&self, on: bool) {
+        for allocation in self.allocations.values() {
+            let behind = GUARD + allocation.bytes;
+            allocation.region.watch(0, GUARD, on);
+            allocation.region.watch(behind, allocation.region.bytes - behind, on);
+        }
+    }
     /// Fails if anything was written before or behind an allocation.
     pub(crate) fn check_guards(&self) -> Result<(), String> {
         match self.allocations.iter().find(|(_, allocation)| !allocation.guards_are_whole()) {

@@ -8,6 +8,7 @@ unsafe extern "C" {
     fn lockstep_reserve(bytes: usize) -> *mut c_void;
     fn lockstep_protect(at: *mut c_void, bytes: usize, open: c_int) -> c_int;
     fn lockstep_release(at: *mut c_void, bytes: usize);
+    fn lockstep_watch(at: *mut c_void, bytes: usize, on: c_int);
 }
 
 /// A multiple of the page sizes of x86-64 and ARM.
@@ -20,6 +21,15 @@ const RESERVED: usize = 64 << 30;
 pub(crate) struct Region {
     pub(crate) begin: NonNull<u8>,
     pub(crate) bytes: usize,
+}
+
+impl Region {
+    /// Has the address sanitizer, where the kernels were compiled for it, tell of whoever touches these bytes, or no longer.
+    pub(crate) fn watch(&self, at: usize, bytes: usize, on: bool) {
+        assert!(at <= self.bytes && bytes <= self.bytes - at, "bytes {at}..{at}+{bytes} of a region of {}", self.bytes);
+        // SAFETY: within the region, as was just checked.
+        unsafe { lockstep_watch(self.begin.as_ptr().add(at).cast(), bytes, on.into()) }
+    }
 }
 
 /// Address space, given out in regions of a power of two pages, each followed by one that stays closed.

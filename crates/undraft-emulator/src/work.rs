@@ -102,8 +102,11 @@ pub(crate) fn launch(
         if let (Some(before), true) = (&before, i > 0) {
             memory.restore(before);
         }
+        memory.watch_guards(true);
         // SAFETY: whoever put the launch on the stream vouches for what the parameter points to; its length was checked.
-        unsafe { engine.run(kernel, params.bytes(), grid, schedule, options.threads)? };
+        let ran = unsafe { engine.run(kernel, params.bytes(), grid, schedule, options.threads) };
+        memory.watch_guards(false);
+        ran?;
         memory.check_guards().map_err(|e| format!("kernel {}: {e}", kernel.name()))?;
         match &first {
             None if before.is_some() => first = Some(memory.snapshot()),
