@@ -27,6 +27,7 @@
 SHORT(64, 1, false, false, 4, 5, chain)
 SHORT(64, 4, false, false, 4, 4, chain)
 SHORT(128, 1, false, false, 4, 5, chain)
+SHORT(128, 2, false, false, 4, 6, chain)
 SHORT(128, 4, false, false, 4, 4, chain)
 SHORT(256, 1, false, false, 4, 4, chain)
 SHORT(256, 2, false, false, 4, 4, chain)
@@ -36,7 +37,7 @@ SHORT(128, 1, false, true, 4, 5, each)
 SHORT(128, 4, false, true, 4, 4, each)
 
 // Trees of at most 16 tokens.
-SHORT(128, 4, true, false, 8, 2, tree)
+SHORT(128, 2, true, false, 8, 3, tree)
 
 // Everything else: long windows, trees, a decay per channel, other head sizes (padded with zeros).
 ANY(128, 2, true, any)

@@ -3,7 +3,7 @@
 #include "recurrent_any.cuh"
 #include "recurrent_short.cuh"
 
-// BLOCKS share a multiprocessor: at most 128 registers a thread where their warps are 16 together.
+// BLOCKS share a multiprocessor: at most 128 registers a thread where their warps are 16 together, 80 where 24.
 #define SHORT_OF(dtype, S, KP, NR, TREE, EACH, WARPS, BLOCKS, kind)                                        \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                       \
         recurrent_##dtype##_k##KP##_r##NR##_##kind(const __grid_constant__ RecurrentParams p) {            \
