@@ -31,8 +31,10 @@ struct RecurrentParams {
 
 // S: element type of the state. KP: K padded. NR: rows of a lane group. TM: tokens in shared memory at a time. CHANNELS: a
 // decay per channel may come. TREES: draft trees may come. WHOLE: K == KP and the state is aligned, so that lanes move
-// whole vectors. WARPS: of a block.
-template <typename S, int KP, int NR, int TM, bool CHANNELS, bool TREES, bool EACH, bool WHOLE, int WARPS = 4>
+// whole vectors. WARPS: of a block. AHEAD: pending entries are replayed, and the gate is begun, before the launch before has
+// ended.
+template <typename S, int KP, int NR, int TM, bool CHANNELS, bool TREES, bool EACH, bool WHOLE, int WARPS = 4,
+          bool AHEAD = false>
 struct Recurrent {
     static constexpr int THREADS = 32 * WARPS;
     static constexpr int NV = KP / 32;             // vectors of 4 that a lane holds of a row
@@ -40,8 +42,6 @@ struct Recurrent {
     static constexpr int KEY_VECTORS = (KP + 127) / 128;  // vectors of 4 that a lane holds of a head of q or k
     // Whether k of a token stays in registers between its two uses; beside many rows it would not fit.
     static constexpr bool KEEP_K = NR * NV <= 8;
-    // One row a lane group: where rows are few, and a block's time is a chain of latencies.
-    static constexpr bool FEW = NR == 1 && !CHANNELS;
     typedef StateOf<S> St;
     typedef typename St::Four Four;
 
@@ -51,7 +51,7 @@ struct Recurrent {
     i64 pending_first, log_first;
     S* state;  // of the unit's first row
     int tid, lane, l8, group;
-    Gate gate;  // with FEW, of the warp that takes the decays
+    Gate gate;  // with AHEAD, of the warp that takes the decays
     float s[NR][NV][4];
 
     __device__ __forceinline__ Recurrent(const RecurrentParams& params) : p(params) { locate(); }
@@ -259,13 +259,13 @@ struct Recurrent {
         if (p.decay_form == DECAY_LINEAR) return x;
         double g = p.decay_form == DECAY_LOG       ? (double)x
                    : p.decay_form == DECAY_NEG_LOG ? -(double)x
-                   : FEW                         ? gate.log_decay(x)
+                   : AHEAD                       ? gate.log_decay(x)
                                                  : Gate(p.a_log[hv], p.dt_bias[(i64)hv * channels + channel]).log_decay(x);
         return (float)exp64(g);
     }
-    // With FEW, before decay factors: the part of the gate that is not a token's.
+    // With AHEAD, before decay factors: the part of the gate that is not a token's.
     __device__ __forceinline__ void prepare_gate() {
-        if (FEW && p.decay_form == DECAY_GATE && tid >= THREADS - 32) gate = Gate(p.a_log[hv], p.dt_bias[hv]);
+        if (AHEAD && p.decay_form == DECAY_GATE && tid >= THREADS - 32) gate = Gate(p.a_log[hv], p.dt_bias[hv]);
     }
 
     // Tokens first .. first + n, and pending entries from `entry` on, into shared memory; with `log`, this unit's share of k and

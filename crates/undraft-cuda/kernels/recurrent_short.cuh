@@ -1,11 +1,11 @@
 // Windows of at most TM tokens after at most PENDING_CHUNK replayed entries, one decay a head, whole vectors: decode and
-// verify, TREE of draft trees, EACH with a state captured after each token.
+// verify, TREE of draft trees, EACH with a state captured after each token, AHEAD where rows are few and entries pending.
 #pragma once
 #include "recurrent.cuh"
 
-template <typename S, int KP, int NR, bool TREE, bool EACH, int WARPS>
-struct Short : Recurrent<S, KP, NR, TREE ? 16 : 8, false, TREE, EACH, true, WARPS> {
-    typedef Recurrent<S, KP, NR, TREE ? 16 : 8, false, TREE, EACH, true, WARPS> Base;
+template <typename S, int KP, int NR, bool TREE, bool EACH, int WARPS, bool AHEAD = false>
+struct Short : Recurrent<S, KP, NR, TREE ? 16 : 8, false, TREE, EACH, true, WARPS, AHEAD> {
+    typedef Recurrent<S, KP, NR, TREE ? 16 : 8, false, TREE, EACH, true, WARPS, AHEAD> Base;
     typedef typename Base::Unit Unit;
     typedef typename Base::Place Place;
     using Base::p, Base::state, Base::tokens, Base::pending, Base::ROWS, Base::at;
@@ -22,9 +22,10 @@ struct Short : Recurrent<S, KP, NR, TREE ? 16 : 8, false, TREE, EACH, true, WARP
         S* from = c.rows_of(place, unit);
         if (from) c.fetch(from, 0, place.rows);
         // So are pending entries, whose replay is done by then, where a block's latency counts; the stage keeps the state.
-        bool ahead = Base::FEW && params.early && from && unit.pending > 0;
+        bool ahead = AHEAD && params.early && from && unit.pending > 0;
         if (params.early) {
-            if (Base::FEW) c.prefetch_unit(place, unit);
+            // Where few rows keep few loads on their way.
+            if (NR == 1) c.prefetch_unit(place, unit);
             if (ahead) {
                 c.begin(place, unit);
                 c.prepare_pending(0, c.pending);

@@ -41,12 +41,12 @@ impl Recurrent {
         self.padded_k
     }
     /// The kernels that [`crate::raw::Launcher::compile_for`] compiles for a head size, if it does.
-    pub(crate) fn compiled(head_k_dim: usize) -> Option<[Recurrent; 4 * STATES.len()]> {
+    pub(crate) fn compiled(head_k_dim: usize) -> Option<[Recurrent; 5 * STATES.len()]> {
         if !head_k_dim.is_multiple_of(32) || !(32..=256).contains(&head_k_dim) || [64, 128, 256].contains(&head_k_dim) {
             return None;
         }
         let (many, any) = if head_k_dim <= 128 { (4, 2) } else { (2, 1) };
-        let kinds = [(1, Kind::Chain), (many, Kind::Chain), (many, Kind::Tree), (any, Kind::Any)];
+        let kinds = [(1, Kind::Chain), (1, Kind::Pending), (many, Kind::Chain), (many, Kind::Tree), (any, Kind::Any)];
         Some(std::array::from_fn(|i| {
             let (rows, kind) = kinds[i / STATES.len()];
             Recurrent { state: STATES[i % STATES.len()], padded_k: head_k_dim, rows, kind }
@@ -71,7 +71,9 @@ impl Recurrent {
 enum Kind {
     /// Short chains with one decay a head; `K` is the padded size and rows are moved as vectors.
     Chain,
-    /// The same with a state captured after each token.
+    /// The same where rows are few and entries pending.
+    Pending,
+    /// The same as `Chain` with a state captured after each token.
     Each,
     /// The same as `Chain` for short trees.
     Tree,
@@ -83,7 +85,7 @@ enum Kind {
 
 const STATES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 /// Padded sizes, rows and kinds that are compiled.
-const RECURRENT: [(usize, usize, Kind); 15] = [
+const RECURRENT: [(usize, usize, Kind); 18] = [
     (64, 1, Kind::Chain),
     (64, 4, Kind::Chain),
     (128, 1, Kind::Chain),
@@ -91,6 +93,9 @@ const RECURRENT: [(usize, usize, Kind); 15] = [
     (128, 4, Kind::Chain),
     (256, 1, Kind::Chain),
     (256, 2, Kind::Chain),
+    (64, 1, Kind::Pending),
+    (128, 1, Kind::Pending),
+    (256, 1, Kind::Pending),
     (128, 1, Kind::Each),
     (128, 4, Kind::Each),
     (128, 2, Kind::Tree),
@@ -167,6 +172,7 @@ impl Kernel {
             Kernel::Recurrent(Recurrent { state, padded_k, rows, kind }) => {
                 let kind = match kind {
                     Kind::Chain => "chain",
+                    Kind::Pending => "pending",
                     Kind::Each => "each",
                     Kind::Tree => "tree",
                     Kind::Any => "any",
@@ -243,6 +249,7 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
     let heads = call.num_seqs * call.num_v_heads;
     let many = heads >= MANY_HEADS_OF_SM * call.num_sms;
     let (rows, kind) = match padded_k {
+        _ if chain && few && !call.each && call.max_pending > 0 => (1, Kind::Pending),
         _ if chain && few => (1, kind_of_chain),
         128 if chain && many && !call.each => (2, kind_of_chain),
         k if chain => (if k > 128 { 2 } else { 4 }, kind_of_chain),
@@ -264,7 +271,7 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
     let shared = shared_memory(&kernel, call.per_channel);
     let num_units = (whole_heads * blocks_per_head + (heads - whole_heads) * tail_blocks) as u64;
     let num_blocks = match kind {
-        Kind::Chain | Kind::Each | Kind::Tree => num_units,
+        Kind::Chain | Kind::Pending | Kind::Each | Kind::Tree => num_units,
         // As many as multiprocessors hold at once; each works through its share of the units.
         Kind::Any | Kind::Odd => {
             let resident = (call.shared_per_sm / (shared + SHARED_OF_DRIVER)).clamp(1, MAX_RESIDENT);
@@ -289,7 +296,7 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
 /// Bytes that a block lays out; the kernel's offsets are the same sums.
 fn shared_memory(kernel: &Recurrent, per_channel: bool) -> usize {
     let tokens = match kernel.kind {
-        Kind::Chain | Kind::Each => CHAIN_TOKENS,
+        Kind::Chain | Kind::Pending | Kind::Each => CHAIN_TOKENS,
         Kind::Tree | Kind::Any | Kind::Odd => TREE_TOKENS,
     };
     let stage = kernel.rows * (kernel.padded_k / 32) * kernel.threads() * 4 * kernel.state.size();
@@ -348,7 +355,8 @@ mod tests {
     #[test]
     fn kernels_are_chosen_as_the_table_says() {
         let table = [
-            (call(1, 128, 128), "recurrent_f32_k128_r1_chain", 16, 256),
+            (call(1, 128, 128), "recurrent_f32_k128_r1_pending", 16, 256),
+            (RecurrentCall { max_pending: 0, ..call(1, 128, 128) }, "recurrent_f32_k128_r1_chain", 16, 256),
             (call(8, 128, 128), "recurrent_f32_k128_r4_chain", 64, 512),
             (call(32, 128, 128), "recurrent_f32_k128_r4_chain", 128, 1024),
             (call(64, 128, 128), "recurrent_f32_k128_r2_chain", 128, 1784 + 4 * 264),
