@@ -9,9 +9,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/cuda/nvcc.sh
 
-# Everything but these: the general kernels and the largest heads, whose states do not fit the registers, and those that
-# convert beside them.
-may_spill='^(chunk_scan|recurrent_(.*_k128_r2_(any|odd)|.*_k64_r2_odd|.*_k256_r1_odd|.*_k256_r2_chain|bf16_k128_r4_(chain|each)))$'
+# Everything but these: the general kernels.
+may_spill='^(chunk_scan|recurrent_(.*_k128_r2_(any|odd)|.*_k64_r2_odd|.*_k256_r1_odd))$'
 strict=90a
 
 out=target/kernels

@@ -54,7 +54,7 @@ __device__ __forceinline__ float decay_factor(const Params& p, i64 token, int hv
     if (p.decay_form == DECAY_LINEAR) return x;
     double g = p.decay_form == DECAY_LOG       ? (double)x
                : p.decay_form == DECAY_NEG_LOG ? -(double)x
-                                               : gate_log_decay(x, p.a_log[hv], p.dt_bias[at]);
+                                               : Gate(p.a_log[hv], p.dt_bias[at]).log_decay(x);
     return (float)exp64(g);
 }
 

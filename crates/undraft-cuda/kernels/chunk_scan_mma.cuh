@@ -240,6 +240,9 @@ struct MmaScan {
         }
     }
 
+    // Waits for the warps of the group, whose rows no other has.
+    __device__ __forceinline__ void join_group() const { join_threads(1 + group, 32 * TOKEN_STEPS); }
+
     __device__ __forceinline__ void advance(int i, int2 tokens) {
         const Copied& in = shared.copied[i & 1];
         int* spoiled = shared.spoiled[i & 1] + group * 16;
@@ -248,7 +251,7 @@ struct MmaScan {
 
         // S0 k_t and S0 q_t.
         float most[2][4] = {}, rest[2][4] = {}, o[2][4] = {}, o_rest[2][4] = {};
-#pragma unroll 4
+#pragma unroll
         for (int j = 0; j < STEPS; ++j) {
             u32 a[STATE_PARTS][4], k[4], q[4];
             take(shared.state[group], j, a);
@@ -281,15 +284,24 @@ struct MmaScan {
         }
         take_out(x, spoiled);
         leave(x[0], x[1], shared.values[group], step);
-        __syncthreads();
+        // What waits for nobody is read before the others are waited for.
+        u32 inverse[TOKEN_STEPS][INVERSE_PARTS][4];
+#pragma unroll
+        for (int j = 0; j < TOKEN_STEPS; ++j) {
+            if (j > step) break;
+#pragma unroll
+            for (int part = 0; part < INVERSE_PARTS; ++part) take_rows<Triangle>(in.inverse[part], j, inverse[j][part]);
+        }
+        join_group();
 
         // The deltas, by the inverse.
         float least[2][4] = {};
-        for (int j = 0; j <= step; ++j) {
-            u32 a[STATE_PARTS][4], b[INVERSE_PARTS][4];
-            take(shared.values[group], j, a);
 #pragma unroll
-            for (int part = 0; part < INVERSE_PARTS; ++part) take_rows<Triangle>(in.inverse[part], j, b[part]);
+        for (int j = 0; j < TOKEN_STEPS; ++j) {
+            if (j > step) break;
+            u32 a[STATE_PARTS][4];
+            u32(&b)[INVERSE_PARTS][4] = inverse[j];
+            take(shared.values[group], j, a);
 #pragma unroll
             for (int n = 0; n < 2; ++n) mma::multiply(least[n], a[2], b[0][2 * n], b[0][2 * n + 1]);
 #pragma unroll
@@ -316,23 +328,27 @@ struct MmaScan {
             for (int e = 0; e < 4; ++e) x[n][e] = __fmul_rn(x[n][e], e % 2 ? decay.y : decay.x);
         }
         leave(x[0], x[1], shared.deltas_to_end[group], step);
-        __syncthreads();
+        u32 keys[TOKEN_STEPS][TILES / 2][4];
+#pragma unroll
+        for (int t = 0; t < TOKEN_STEPS; ++t)
+#pragma unroll
+            for (int j = 0; j < TILES / 2; ++j)
+                mma::load_matrices_transposed(
+                    keys[t][j], in.keys + Keys::piece(16 * t + lane % 16, TILES * share + 2 * j + lane / 16));
+        join_group();
 
         // S1 = D(C) S0 + sum_s D(C, s) delta_s k_s.
         float sum[TILES][4] = {}, small[TILES][4] = {};
 #pragma unroll
         for (int t = 0; t < TOKEN_STEPS; ++t) {
-            u32 a[STATE_PARTS][4], b[TILES / 2][4];
+            u32 a[STATE_PARTS][4];
             take(shared.deltas_to_end[group], t, a);
-#pragma unroll
-            for (int j = 0; j < TILES / 2; ++j)
-                mma::load_matrices_transposed(
-                    b[j], in.keys + Keys::piece(16 * t + lane % 16, TILES * share + 2 * j + lane / 16));
 #pragma unroll
             for (int part = STATE_PARTS - 1; part >= 0; --part)
 #pragma unroll
                 for (int j = 0; j < TILES; ++j)
-                    mma::multiply(part ? small[j] : sum[j], a[part], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+                    mma::multiply(part ? small[j] : sum[j], a[part], keys[t][j / 2][j % 2 * 2],
+                                  keys[t][j / 2][j % 2 * 2 + 1]);
         }
         // Outputs: the deltas by their weights.
         for (int j = 0; j <= step; ++j) {

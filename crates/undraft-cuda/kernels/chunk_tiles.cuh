@@ -290,44 +290,64 @@ struct Tiles {
         join<2 * BLOCK>();
         __syncthreads();
     }
-    // From inverses of N x N blocks to those of 2 N x 2 N.
+    // From inverses of N x N blocks to those of 2 N x 2 N. A thread takes JOIN_ROWS x 4 elements of a product. Terms above the
+    // diagonal are 0 and are left out, warp by warp: a warp has neighbouring columns of the first product, rows of the second.
     template <int N>
     __device__ __forceinline__ void join() {
-        constexpr int PAIRS = CHUNK / (2 * N), WIDTH = PAIRS * N * N / TILES_THREADS;  // neighbours of a thread
-        constexpr int PER_PAIR = TILES_THREADS / PAIRS;
-        int pair = tid / PER_PAIR, row = tid % PER_PAIR / (N / WIDTH), column = tid % (N / WIDTH) * WIDTH;
+        constexpr int PAIRS = CHUNK / (2 * N), PER_PAIR = TILES_THREADS / PAIRS, WARPS = PER_PAIR / 32;
+        constexpr int ROWS = N * N / PER_PAIR / 4, SHARE = N / WARPS;  // of a thread; of a warp
+        int pair = tid / PER_PAIR, first = tid / 32 % WARPS * SHARE;
         int upper = pair * 2 * N, lower = upper + N;
-        float sum[WIDTH] = {};
+        float* products = product + pair * N * PRODUCT_PITCH;
         __syncthreads();
-        multiply_rows(weights + (lower + row) * PITCH + upper, inverse + upper * PITCH + upper + column, PITCH, N, sum);
-        // What overflows must not meet the zeros of rows above.
+        {
+            constexpr int APART = N / ROWS;
+            int row = lane % APART, column = first + lane / APART * 4;
+            float sum[ROWS][4] = {}, zero[4] = {};
+            multiply_rows<APART>(weights + (lower + row) * PITCH + upper, inverse + upper * PITCH + upper + column, PITCH,
+                                 first, N, sum);
 #pragma unroll
-        for (int j = 0; j < WIDTH; ++j)
-            if (!is_finite(sum[j])) atomicMax(&rest.spoiled, CHUNK - (lower + row)), sum[j] = 0.0f;
-        store_row(product + (pair * N + row) * PRODUCT_PITCH + column, sum);
-        // Above the diagonal of the larger block; below, the product with -1.
-        float zero[WIDTH] = {}, negative[WIDTH] = {};
-        store_row(inverse + (upper + row) * PITCH + lower + column, zero);
+            for (int r = 0; r < ROWS; ++r) {
+                // What overflows must not meet the zeros of rows above.
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    if (!is_finite(sum[r][j])) atomicMax(&rest.spoiled, CHUNK - (lower + row + r * APART)), sum[r][j] = 0.0f;
+                store_row(products + (row + r * APART) * PRODUCT_PITCH + column, sum[r]);
+                // Above the diagonal of the larger block; below, the product with -1.
+                store_row(inverse + (upper + row + r * APART) * PITCH + lower + column, zero);
+            }
+        }
         __syncthreads();
-        multiply_rows(inverse + (lower + row) * PITCH + lower, product + pair * N * PRODUCT_PITCH + column, PRODUCT_PITCH,
-                      N, negative);
+        {
+            constexpr int APART = SHARE / ROWS;
+            int row = first + lane / (N / 4), column = lane % (N / 4) * 4;
+            float sum[ROWS][4] = {};
+            multiply_rows<APART>(inverse + (lower + row) * PITCH + lower, products + column, PRODUCT_PITCH, 0, first + SHARE,
+                                 sum);
 #pragma unroll
-        for (int j = 0; j < WIDTH; ++j) negative[j] = -negative[j];
-        store_row(inverse + (lower + row) * PITCH + upper + column, negative);
+            for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) sum[r][j] = -sum[r][j];
+                store_row(inverse + (lower + row + r * APART) * PITCH + upper + column, sum[r]);
+            }
+        }
     }
-    // sums += left [N] right [N, WIDTH].
-    template <int WIDTH>
-    static __device__ __forceinline__ void multiply_rows(const float* left, const float* right, int pitch, int n,
-                                                         float (&sums)[WIDTH]) {
+    // sums += left [ROWS, begin .. end] right [begin .. end, 4]; rows of the left are APART from one another.
+    template <int APART, int ROWS>
+    static __device__ __forceinline__ void multiply_rows(const float* left, const float* right, int pitch, int begin, int end,
+                                                         float (&sums)[ROWS][4]) {
 #pragma unroll 2
-        for (int i = 0; i < n; i += 4) {
-            float4 x = *(const float4*)(left + i);
-            float of_left[4] = {x.x, x.y, x.z, x.w}, y[WIDTH];
+        for (int i = begin; i < end; i += 4) {
+            float x[ROWS][4], y[4];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) load_row(x[r], left + r * APART * PITCH + i);
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 load_row(y, right + (i + e) * pitch);
 #pragma unroll
-                for (int j = 0; j < WIDTH; ++j) sums[j] = __fmaf_rn(of_left[e], y[j], sums[j]);
+                for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) sums[r][j] = __fmaf_rn(x[r][e], y[j], sums[r][j]);
             }
         }
     }

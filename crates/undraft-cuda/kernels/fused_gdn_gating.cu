@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(128) fused_gdn_gating(const __grid_
     if (i >= p.num_tokens * decays) return;
     i64 t = i / decays;
     int at = (int)(i % decays), head = at / p.decay_dim;
-    p.g[i] = (float)gate_log_decay(load_as_f32(p.a, p.a_dtype, t * p.a_stride + at), p.a_log[head], p.dt_bias[at]);
+    p.g[i] = (float)Gate(p.a_log[head], p.dt_bias[at]).log_decay(load_as_f32(p.a, p.a_dtype, t * p.a_stride + at));
     if (at % p.decay_dim == 0)
         p.beta[t * p.num_v_heads + head] = (float)sigmoid64(load_as_f32(p.b, p.b_dtype, t * p.b_stride + head));
 }

@@ -24,19 +24,25 @@
 
 // Short chains with one decay a head, whole vectors. One row a lane group for few rows, where blocks of the next launch find room
 // beside those of this one; more for many.
-SHORT(64, 1, false, false, 4, 5, chain)
-SHORT(64, 4, false, false, 4, 4, chain)
-SHORT(128, 1, false, false, 4, 5, chain)
-SHORT(128, 4, false, false, 4, 4, chain)
-SHORT(256, 1, false, false, 4, 4, chain)
-SHORT(256, 2, false, false, 4, 4, chain)
+SHORT(64, 1, false, false, false, 4, 5, chain)
+SHORT(64, 4, false, false, false, 4, 4, chain)
+SHORT(128, 1, false, false, false, 4, 5, chain)
+SHORT(128, 2, false, false, false, 4, 6, chain)
+SHORT(128, 4, false, false, false, 4, 4, chain)
+SHORT(256, 1, false, false, false, 4, 4, chain)
+SHORT(256, 2, false, false, false, 4, 4, chain)
+
+// The same for few rows with entries pending.
+SHORT(64, 1, false, false, true, 4, 5, pending)
+SHORT(128, 1, false, false, true, 4, 5, pending)
+SHORT(256, 1, false, false, true, 4, 4, pending)
 
 // The same with a state captured after each token.
-SHORT(128, 1, false, true, 4, 5, each)
-SHORT(128, 4, false, true, 4, 4, each)
+SHORT(128, 1, false, true, false, 4, 5, each)
+SHORT(128, 4, false, true, false, 4, 4, each)
 
 // Trees of at most 16 tokens.
-SHORT(128, 4, true, false, 8, 2, tree)
+SHORT(128, 2, true, false, false, 8, 3, tree)
 
 // Everything else: long windows, trees, a decay per channel, other head sizes (padded with zeros).
 ANY(128, 2, true, any)

@@ -64,6 +64,10 @@ __device__ __forceinline__ void copy_async(float* to, const float* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from));
 }
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// Waits for as many threads at a barrier; 0 is that of __syncthreads. Every part of the block must come here alike.
+__device__ __forceinline__ void join_threads(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 // Begins to bring a line to the L2 cache; reads nothing.
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 #else
@@ -117,7 +121,11 @@ struct StateOf<Bf16> {
     static __device__ __forceinline__ float get(const Bf16* p) { return from_bf16(p->bits); }
     static __device__ __forceinline__ void put(Bf16* p, float x) { p->bits = to_bf16(x); }
     static __device__ __forceinline__ float round(float x) { return from_bf16(to_bf16(x)); }
-    static __device__ __forceinline__ void round4(float (&x)[4]) { unpack(pack(x), x); }
+    // An upper half above zeros is the number itself.
+    static __device__ __forceinline__ void round4(float (&x)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = __uint_as_float(to_bf16x2(0.0f, x[i]));
+    }
     static __device__ __forceinline__ void unpack(uint2 f, float (&x)[4]) {
         x[0] = __uint_as_float(f.x << 16), x[1] = __uint_as_float(f.x & 0xffff0000u);
         x[2] = __uint_as_float(f.y << 16), x[3] = __uint_as_float(f.y & 0xffff0000u);
@@ -190,10 +198,14 @@ __device__ __forceinline__ double log_of_one_and(double y) {
 }
 
 // softplus, the gate's log decay and sigmoid in f64, as the CPU has them.
-__device__ __forceinline__ double gate_log_decay(float a, float a_log, float dt_bias) {
-    double x = (double)a + (double)dt_bias;
-    double softplus = fmax(x, 0.0) + log_of_one_and(exp64(-fabs(x)));
-    return -exp64((double)a_log) * softplus;
-}
+struct Gate {
+    double rate, bias;  // -e^a_log, dt_bias
+    Gate() = default;
+    __device__ __forceinline__ Gate(float a_log, float dt_bias) : rate(-exp64((double)a_log)), bias((double)dt_bias) {}
+    __device__ __forceinline__ double log_decay(float a) const {
+        double x = (double)a + bias;
+        return rate * (fmax(x, 0.0) + log_of_one_and(exp64(-fabs(x))));
+    }
+};
 __device__ __forceinline__ double sigmoid64(float x) { return 1.0 / (1.0 + exp64(-(double)x)); }
 __device__ __forceinline__ float sigmoid32(float x) { return __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-x))); }

@@ -22,16 +22,19 @@ struct RecurrentParams {
     int pending_max, log_max, capture_max, max_window, max_pending;
     int q_dtype, k_dtype, v_dtype, decay_dtype, beta_dtype, out_dtype;
     int decay_form, per_channel, beta_is_logit, tiled, l2_norm, round_io, capture, early;
-    int rows_per_block, blocks_per_head, num_units, v_heads_per_k_head;
-    int in_vectors;                       // q, k and logs may be moved in vectors of 4
-    int step_split, step_head, step_seq;  // gridDim.x units, as shares of a head, heads and sequences
+    // Units of work, in this order: of whole_heads heads, rows_per_block rows each; of the others, tail_rows.
+    int whole_heads, rows_per_block, blocks_per_head, tail_rows, tail_blocks, num_units;
+    int v_heads_per_k_head;
+    int in_vectors;  // q, k and logs may be moved in vectors of 4
     float eps, scale;
 };
 
 // S: element type of the state. KP: K padded. NR: rows of a lane group. TM: tokens in shared memory at a time. CHANNELS: a
 // decay per channel may come. TREES: draft trees may come. WHOLE: K == KP and the state is aligned, so that lanes move
-// whole vectors. WARPS: of a block.
-template <typename S, int KP, int NR, int TM, bool CHANNELS, bool TREES, bool EACH, bool WHOLE, int WARPS = 4>
+// whole vectors. WARPS: of a block. AHEAD: pending entries are replayed, and the gate is begun, before the launch before has
+// ended.
+template <typename S, int KP, int NR, int TM, bool CHANNELS, bool TREES, bool EACH, bool WHOLE, int WARPS = 4,
+          bool AHEAD = false>
 struct Recurrent {
     static constexpr int THREADS = 32 * WARPS;
     static constexpr int NV = KP / 32;             // vectors of 4 that a lane holds of a row
@@ -48,6 +51,7 @@ struct Recurrent {
     i64 pending_first, log_first;
     S* state;  // of the unit's first row
     int tid, lane, l8, group;
+    Gate gate;  // with AHEAD, of the warp that takes the decays
     float s[NR][NV][4];
 
     __device__ __forceinline__ Recurrent(const RecurrentParams& params) : p(params) { locate(); }
@@ -67,37 +71,31 @@ struct Recurrent {
         i64 out, capture;
     };
     __device__ __forceinline__ Bases& bases() const { return *at<Bases>(BASES); }
-    // Where a unit lies: share of the rows, value head, sequence.
+    // Where a unit lies: sequence, value head, rows.
     struct Place {
-        int split, hv, seq;
+        int seq, hv, row, rows;
     };
     __device__ __forceinline__ Place place_of(int unit) const {
-        int head = unit / p.blocks_per_head;
-        return Place{unit % p.blocks_per_head, head % p.num_v_heads, head / p.num_v_heads};
-    }
-    // gridDim.x units further. All blocks so work on neighbouring units at a time, which the memory likes best.
-    __device__ __forceinline__ Place after(Place at) const {
-        at.split += p.step_split, at.hv += p.step_head, at.seq += p.step_seq;
-        if (at.split >= p.blocks_per_head) at.split -= p.blocks_per_head, ++at.hv;
-        if (at.hv >= p.num_v_heads) at.hv -= p.num_v_heads, ++at.seq;
-        return at;
+        int of_tail = unit - p.whole_heads * p.blocks_per_head;
+        bool tail = of_tail >= 0;
+        int rows = tail ? p.tail_rows : p.rows_per_block, blocks = tail ? p.tail_blocks : p.blocks_per_head;
+        int of = tail ? of_tail : unit, head = of / blocks + (tail ? p.whole_heads : 0), row = of % blocks * rows;
+        return Place{head / p.num_v_heads, head % p.num_v_heads, row, min(rows, p.head_v_dim - row)};
     }
     __device__ __forceinline__ Unit load_unit(const Place& at) const {
         return Unit{p.state_indices[at.seq], p.cu_seqlens[at.seq], p.cu_seqlens[at.seq + 1],
                     p.num_pending ? (int)p.num_pending[at.seq] : 0};
     }
-    // The first row of a unit's state, and its rows; null for padding and where nothing is to be done.
-    __device__ __forceinline__ S* rows_of(const Place& at, const Unit& u, int& rows) const {
-        int first = at.split * p.rows_per_block;
-        rows = min(p.rows_per_block, p.head_v_dim - first);
+    // The first row of a unit's state; null for padding and where nothing is to be done.
+    __device__ __forceinline__ S* rows_of(const Place& at, const Unit& u) const {
         if (u.slot < 0 || (u.begin == u.end && u.pending == 0)) return nullptr;
-        return (S*)p.state + u.slot * p.state_stride + ((i64)at.hv * p.head_v_dim + first) * p.head_k_dim;
+        return (S*)p.state + u.slot * p.state_stride + ((i64)at.hv * p.head_v_dim + at.row) * p.head_k_dim;
     }
     // Tokens and pending entries of a unit, of short windows, begin to come to the L2 cache. Nothing is read: what they lie in
     // may still be written. A thread takes a line of one of them.
     __device__ __forceinline__ void prefetch_unit(const Place& at, const Unit& u) const {
         if (u.slot < 0) return;
-        int of = tid / 8 % 8, line = tid % 8, key_head = k_head(at.hv), row = at.split * p.rows_per_block;
+        int of = tid / 8 % 8, line = tid % 8, key_head = k_head(at.hv), row = at.row;
         if (tid / 64 == 0 && of < u.end - u.begin) {
             i64 t = u.begin + of;
             if (line < 2)
@@ -132,13 +130,11 @@ struct Recurrent {
     }
     // Makes it the unit that is worked on; false where there is no work.
     __device__ __forceinline__ bool begin(const Place& at, const Unit& u) {
-        int rows;
         seq = at.seq, hv = at.hv;
         h = k_head(hv);
         start = u.begin, tokens = u.end - u.begin, pending = u.pending;
-        row_begin = at.split * p.rows_per_block;
-        state = rows_of(at, u, rows);
-        row_end = row_begin + rows;
+        row_begin = at.row, row_end = at.row + at.rows;
+        state = rows_of(at, u);
         Bases b;
         b.out = start * p.out_stride + (i64)hv * p.head_v_dim + row_begin;
         if (u.slot < 0) zero_out(b);
@@ -263,8 +259,13 @@ struct Recurrent {
         if (p.decay_form == DECAY_LINEAR) return x;
         double g = p.decay_form == DECAY_LOG       ? (double)x
                    : p.decay_form == DECAY_NEG_LOG ? -(double)x
-                                                   : gate_log_decay(x, p.a_log[hv], p.dt_bias[(i64)hv * channels + channel]);
+                   : AHEAD                       ? gate.log_decay(x)
+                                                 : Gate(p.a_log[hv], p.dt_bias[(i64)hv * channels + channel]).log_decay(x);
         return (float)exp64(g);
+    }
+    // With AHEAD, before decay factors: the part of the gate that is not a token's.
+    __device__ __forceinline__ void prepare_gate() {
+        if (AHEAD && p.decay_form == DECAY_GATE && tid >= THREADS - 32) gate = Gate(p.a_log[hv], p.dt_bias[hv]);
     }
 
     // Tokens first .. first + n, and pending entries from `entry` on, into shared memory; with `log`, this unit's share of k and
@@ -456,11 +457,13 @@ struct Recurrent {
     }
     // The factors of this lane's elements of vector j.
     __device__ __forceinline__ void read_decay(const float* decay, int j, float (&x)[4]) const {
-        if (CHANNELS && p.per_channel)
+        if (by_channel())
             read4(decay, j, x);
         else
             x[0] = x[1] = x[2] = x[3] = decay[0];
     }
+
+    __device__ __forceinline__ bool by_channel() const { return CHANNELS && p.per_channel; }
 
     // S = S * decay, S = fma(delta, k, S), rounded. Deltas of rows beyond the last are whatever lies there, and so are their
     // states, which nobody stores.
@@ -502,39 +505,47 @@ struct Recurrent {
         return __fadd_rn(y, __shfl_xor_sync(~0u, y, 1));
     }
 
-    // Token `first + t`, from the state in registers. Output and delta go to shared memory, and with DIRECT out of it. The
-    // registers keep the state of before where no token follows this one (LEAF).
-    template <bool DIRECT, bool LEAF = false>
-    __device__ __forceinline__ void step(int first, int t, int tile) {
+    // Token `first + t`, from the state in registers. Output and delta go to shared memory, and with DIRECT out of it. Where no
+    // token follows this one (LAST) the state is not wanted; a tree's leaf leaves that of before.
+    template <bool DIRECT>
+    __device__ __forceinline__ void step(int first, int t, int tile, bool last) {
         const float *k = at(K) + t * KP, *q = at(Q) + t * KP, *decay = decay_at(t);
         float kk[KEEP_K ? NV : 1][4], of_k[NR], of_q[NR];
 #pragma unroll
         for (int r = 0; r < NR; ++r) of_k[r] = of_q[r] = 0.0f;
 #pragma unroll
         for (int j = 0; j < NV; ++j) {
-            float al[4], qj[4];
+            float qj[4];
             float(&kj)[4] = kk[KEEP_K ? j : 0];
             read4(k, j, kj);
             read4(q, j, qj);
-            read_decay(decay, j, al);
+            if (by_channel()) {
+                float al[4];
+                read4(decay, j, al);
+#pragma unroll
+                for (int r = 0; r < NR; ++r)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) s[r][j][e] = __fmul_rn(s[r][j][e], al[e]);
+            }
 #pragma unroll
             for (int e = 0; e < 4; ++e)
 #pragma unroll
                 for (int r = 0; r < NR; ++r) {
-                    float decayed = __fmul_rn(s[r][j][e], al[e]);
-                    if (!LEAF) s[r][j][e] = decayed;
-                    of_k[r] = __fmaf_rn(decayed, kj[e], of_k[r]);
-                    of_q[r] = __fmaf_rn(decayed, qj[e], of_q[r]);
+                    of_k[r] = __fmaf_rn(s[r][j][e], kj[e], of_k[r]);
+                    of_q[r] = __fmaf_rn(s[r][j][e], qj[e], of_q[r]);
                 }
         }
         // Else the compiler would keep k in registers that it does not have.
         if (!KEEP_K) asm volatile("" ::: "memory");
+        // A head's decay is a factor of the sums; with a decay per channel the state has it by now.
+        float factor = by_channel() ? 1.0f : decay[0];
         // The lanes of a row's sum own the row: its v, delta and output.
         int own = row_of(tile, l8 / (8 / NR));
         bool owner = l8 % (8 / NR) == 0;
-        float delta = __fmul_rn(__fsub_rn(at(V)[t * MAX_ROWS + own], reduce(of_k)), at(BETA)[t]);
-        float o = __fmaf_rn(delta, at(KEY_QUERY)[t], reduce(of_q));
-        if (!LEAF) {
+        float prediction = __fmul_rn(factor, reduce(of_k));
+        float delta = __fmul_rn(__fsub_rn(at(V)[t * MAX_ROWS + own], prediction), at(BETA)[t]);
+        float o = __fmaf_rn(delta, at(KEY_QUERY)[t], __fmul_rn(factor, reduce(of_q)));
+        if (!last) {
             float d[NR];
 #pragma unroll
             for (int r = 0; r < NR; ++r) d[r] = NR == 1 ? delta : __shfl_sync(~0u, delta, (lane & 24) | (r * (8 / NR)));
@@ -545,7 +556,7 @@ struct Recurrent {
 #pragma unroll
                 for (int r = 0; r < NR; ++r) {
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) s[r][j][e] = __fmaf_rn(d[r], kj[e], s[r][j][e]);
+                    for (int e = 0; e < 4; ++e) s[r][j][e] = __fmaf_rn(d[r], kj[e], __fmul_rn(s[r][j][e], factor));
                     St::round4(s[r][j]);
                 }
             }
@@ -579,7 +590,9 @@ struct Recurrent {
 
     // ---- trees of at most TM tokens -----------------------------------------------------------------------------
 
-    static constexpr int LEAF_BIT = 1 << 8;
+    // What `ORDER` tells of a token, beside its number and its parent's: whether it is a leaf, and whether the token before in
+    // that order leaves another state than the parent's.
+    static constexpr int NODE = 0xff, LEAF = 1 << 8, JUMP = 1 << 9, PARENT_SHIFT = 16;
 
     // Tokens in the order of a walk that goes down before it goes aside, by one warp, and a bit for each that has children.
     // Leaves come first among siblings: they leave the parent's state in registers. Most others follow the one before. The
@@ -607,7 +620,14 @@ struct Recurrent {
             u64 other = __shfl_sync(~0u, path, i);
             before += other < path || (other == path && i < lane);
         }
-        if (lane < n) at<int>(ORDER)[before] = lane | (inner >> lane & 1 ? 0 : LEAF_BIT);
+        // From here on a lane is a place in that order.
+        int token = 0;
+        for (int i = 0; i < n; ++i)
+            if (__shfl_sync(~0u, before, i) == lane) token = i;
+        bool leaf = !(inner >> token & 1);
+        int of = __shfl_sync(~0u, parent, token), left = __shfl_up_sync(~0u, leaf ? of : token, 1);
+        bool jump = of != (lane ? left : -1);
+        if (lane < n) at<int>(ORDER)[lane] = token | (leaf ? LEAF : 0) | (jump ? JUMP : 0) | (of + 1) << PARENT_SHIFT;
     }
     // The state before the window, into and from the stage. Its elements were rounded before, so this is exact.
     __device__ __forceinline__ void keep() {
@@ -634,16 +654,9 @@ struct Recurrent {
             replay(at(K) + a * KP, decay_at(a), at(V) + a * MAX_ROWS, tile);
         }
     }
-    // The state after the parent of token t into registers, which hold that after `last`.
-    __device__ __forceinline__ void go_to_parent(int t, int last, int tile) {
-        int parent = at<int>(PARENT)[t];
-        if (parent == last) return;
-        if (EACH && parent >= 0 && p.capture == CAPTURE_PER_TOKEN) {
-#pragma unroll
-            for (int r = 0; r < NR; ++r) load_row(captured(parent), tile, r);
-            return;
-        }
+    // The state after a token, or before the window (-1), into registers.
+    __device__ __forceinline__ void go_to(int token, int tile) {
         back();
-        if (parent >= 0) replay_path(parent, tile);
+        if (token >= 0) replay_path(token, tile);
     }
 };

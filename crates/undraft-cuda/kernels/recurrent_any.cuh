@@ -22,9 +22,10 @@ struct Any : Recurrent<S, KP, NR, 16, true, true, true, WHOLE> {
         Any a(params);
         wait_for_previous();
         let_next_begin();
-        int left = (params.num_units - 1 - (int)blockIdx.x) / (int)gridDim.x + 1;
-        for (auto place = a.place_of(blockIdx.x); left > 0; --left, place = a.after(place)) {
+        // All blocks so work on neighbouring units at a time, which the memory likes best.
+        for (int unit = blockIdx.x; unit < params.num_units; unit += gridDim.x) {
             a.locate();
+            auto place = a.place_of(unit);
             if (!a.begin(place, a.load_unit(place))) continue;
             int rows = a.row_end - a.row_begin;
             if (WHOLE) a.fetch(a.state, 0, rows);
@@ -67,7 +68,7 @@ struct Any : Recurrent<S, KP, NR, 16, true, true, true, WHOLE> {
             }
             for (int t = 0; t < n; ++t) {
                 if (staged) go_to_parent(token, t, tile);
-                this->template step<true>(token, t, tile);
+                this->template step<true>(token, t, tile, false);
             }
             token += n;
         }

@@ -45,4 +45,6 @@ __device__ __forceinline__ void copy_async(T* to, const T* from) {
     emulated_copy_async(to, from, sizeof(T));
 }
 __device__ __forceinline__ void copies_done() { emulated_copies_done(); }
+// Waits for the whole block.
+__device__ __forceinline__ void join_threads(int, int) { __syncthreads(); }
 __device__ __forceinline__ void prefetch(const void*) {}

@@ -89,7 +89,7 @@ mod tests {
         let source = super::source(96);
         assert!(source.starts_with("#define UNDRAFT_K 96\n"));
         assert!(!source.contains("#include"), "an include that does not begin its line");
-        for part in ["struct Recurrent {", "struct Short :", "struct Any :", "SHORT(UNDRAFT_K, 1, false"] {
+        for part in ["struct Recurrent {", "struct Short :", "struct Any :", "SHORT(UNDRAFT_K, 1, false, false, true"] {
             assert_eq!(source.matches(part).count(), 1, "{part}");
         }
     }

@@ -41,12 +41,12 @@ impl Recurrent {
         self.padded_k
     }
     /// The kernels that [`crate::raw::Launcher::compile_for`] compiles for a head size, if it does.
-    pub(crate) fn compiled(head_k_dim: usize) -> Option<[Recurrent; 4 * STATES.len()]> {
+    pub(crate) fn compiled(head_k_dim: usize) -> Option<[Recurrent; 5 * STATES.len()]> {
         if !head_k_dim.is_multiple_of(32) || !(32..=256).contains(&head_k_dim) || [64, 128, 256].contains(&head_k_dim) {
             return None;
         }
         let (many, any) = if head_k_dim <= 128 { (4, 2) } else { (2, 1) };
-        let kinds = [(1, Kind::Chain), (many, Kind::Chain), (many, Kind::Tree), (any, Kind::Any)];
+        let kinds = [(1, Kind::Chain), (1, Kind::Pending), (many, Kind::Chain), (many, Kind::Tree), (any, Kind::Any)];
         Some(std::array::from_fn(|i| {
             let (rows, kind) = kinds[i / STATES.len()];
             Recurrent { state: STATES[i % STATES.len()], padded_k: head_k_dim, rows, kind }
@@ -58,7 +58,7 @@ impl Recurrent {
     }
     /// Threads of a block.
     fn threads(&self) -> usize {
-        if self.kind == Kind::Tree && self.rows == 4 { 256 } else { 128 }
+        if self.kind == Kind::Tree && self.padded_k <= 128 { 256 } else { 128 }
     }
     /// Rows that a block works on at a time.
     fn tile(&self) -> usize {
@@ -71,7 +71,9 @@ impl Recurrent {
 enum Kind {
     /// Short chains with one decay a head; `K` is the padded size and rows are moved as vectors.
     Chain,
-    /// The same with a state captured after each token.
+    /// The same where rows are few and entries pending.
+    Pending,
+    /// The same as `Chain` with a state captured after each token.
     Each,
     /// The same as `Chain` for short trees.
     Tree,
@@ -83,16 +85,20 @@ enum Kind {
 
 const STATES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
 /// Padded sizes, rows and kinds that are compiled.
-const RECURRENT: [(usize, usize, Kind); 14] = [
+const RECURRENT: [(usize, usize, Kind); 18] = [
     (64, 1, Kind::Chain),
     (64, 4, Kind::Chain),
     (128, 1, Kind::Chain),
+    (128, 2, Kind::Chain),
     (128, 4, Kind::Chain),
     (256, 1, Kind::Chain),
     (256, 2, Kind::Chain),
+    (64, 1, Kind::Pending),
+    (128, 1, Kind::Pending),
+    (256, 1, Kind::Pending),
     (128, 1, Kind::Each),
     (128, 4, Kind::Each),
-    (128, 4, Kind::Tree),
+    (128, 2, Kind::Tree),
     (128, 2, Kind::Any),
     (32, 2, Kind::Odd),
     (64, 2, Kind::Odd),
@@ -107,6 +113,13 @@ const TREE_TOKENS: usize = 16;
 const PENDING_CHUNK: usize = 8;
 /// Rows of a multiprocessor up to which a lane group takes one.
 const FEW_ROWS_OF_SM: usize = 64;
+/// Heads of a multiprocessor from which on a lane group takes two rows of K = 128: more warps then hide more, and their blocks,
+/// more of which are resident, are still several for each place.
+const MANY_HEADS_OF_SM: usize = 12;
+/// Heads of a multiprocessor that come last and are shared out a tile at a time, so that all multiprocessors end together.
+/// Their q and k are prepared several times, which pays where memory is the limit: f32 states and windows up to this one.
+const TAIL_HEADS_OF_SM: usize = 2;
+const TAIL_WINDOW: usize = 4;
 /// Bytes of what a block keeps of its unit.
 const UNIT: usize = 16;
 /// Most rows of a unit of work.
@@ -159,6 +172,7 @@ impl Kernel {
             Kernel::Recurrent(Recurrent { state, padded_k, rows, kind }) => {
                 let kind = match kind {
                     Kind::Chain => "chain",
+                    Kind::Pending => "pending",
                     Kind::Each => "each",
                     Kind::Tree => "tree",
                     Kind::Any => "any",
@@ -200,8 +214,13 @@ pub(crate) struct RecurrentCall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecurrentPlan {
     pub(crate) kernel: Recurrent,
+    /// How the first `whole_heads` heads are shared out.
     pub(crate) rows_per_block: usize,
     pub(crate) blocks_per_head: usize,
+    pub(crate) whole_heads: usize,
+    /// How those behind them are.
+    pub(crate) tail_rows: usize,
+    pub(crate) tail_blocks: usize,
     /// Shares of heads.
     pub(crate) num_units: u64,
     pub(crate) num_blocks: u64,
@@ -227,10 +246,14 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
     // Where the rows of all heads are few, a block takes one tile of one row a group, so that all multiprocessors work.
     let all_rows = call.num_seqs * call.num_v_heads * call.head_v_dim;
     let few = all_rows <= call.num_sms * FEW_ROWS_OF_SM;
+    let heads = call.num_seqs * call.num_v_heads;
+    let many = heads >= MANY_HEADS_OF_SM * call.num_sms;
     let (rows, kind) = match padded_k {
+        _ if chain && few && !call.each && call.max_pending > 0 => (1, Kind::Pending),
         _ if chain && few => (1, kind_of_chain),
+        128 if chain && many && !call.each => (2, kind_of_chain),
         k if chain => (if k > 128 { 2 } else { 4 }, kind_of_chain),
-        k if tree => (if k > 128 { 2 } else { 4 }, Kind::Tree),
+        k if tree => (if k >= 128 { 2 } else { 4 }, Kind::Tree),
         k if call.compiled => (if k > 128 { 1 } else { 2 }, Kind::Any),
         128 if whole => (2, Kind::Any),
         256 => (1, Kind::Odd),
@@ -238,13 +261,17 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
     };
     let kernel = Recurrent { state: call.state, padded_k, rows, kind };
     // Whole heads once they fill the device several times over: then q and k are prepared once a head.
-    let whole_heads = call.num_seqs * call.num_v_heads >= 4 * call.num_sms;
-    let rows_per_block = if whole_heads { MAX_ROWS } else { kernel.tile() }.min(MAX_ROWS).min(call.head_v_dim);
+    let rows_per_block = if heads >= 4 * call.num_sms { MAX_ROWS } else { kernel.tile() }.min(call.head_v_dim);
     let blocks_per_head = call.head_v_dim.div_ceil(rows_per_block);
+    let with_tail = (padded_k, rows, kind) == (128, 2, Kind::Chain) && call.state == DType::F32;
+    let with_tail = with_tail && call.max_window <= TAIL_WINDOW;
+    let whole_heads = heads - if with_tail { TAIL_HEADS_OF_SM * call.num_sms } else { 0 };
+    let tail_rows = kernel.tile().min(rows_per_block);
+    let tail_blocks = call.head_v_dim.div_ceil(tail_rows);
     let shared = shared_memory(&kernel, call.per_channel);
-    let num_units = call.num_seqs as u64 * call.num_v_heads as u64 * blocks_per_head as u64;
+    let num_units = (whole_heads * blocks_per_head + (heads - whole_heads) * tail_blocks) as u64;
     let num_blocks = match kind {
-        Kind::Chain | Kind::Each | Kind::Tree => num_units,
+        Kind::Chain | Kind::Pending | Kind::Each | Kind::Tree => num_units,
         // As many as multiprocessors hold at once; each works through its share of the units.
         Kind::Any | Kind::Odd => {
             let resident = (call.shared_per_sm / (shared + SHARED_OF_DRIVER)).clamp(1, MAX_RESIDENT);
@@ -252,13 +279,24 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
         }
     };
     let threads = kernel.threads() as u32;
-    RecurrentPlan { kernel, rows_per_block, blocks_per_head, num_units, num_blocks, threads, shared }
+    RecurrentPlan {
+        kernel,
+        rows_per_block,
+        blocks_per_head,
+        whole_heads,
+        tail_rows,
+        tail_blocks,
+        num_units,
+        num_blocks,
+        threads,
+        shared,
+    }
 }
 
 /// Bytes that a block lays out; the kernel's offsets are the same sums.
 fn shared_memory(kernel: &Recurrent, per_channel: bool) -> usize {
     let tokens = match kernel.kind {
-        Kind::Chain | Kind::Each => CHAIN_TOKENS,
+        Kind::Chain | Kind::Pending | Kind::Each => CHAIN_TOKENS,
         Kind::Tree | Kind::Any | Kind::Odd => TREE_TOKENS,
     };
     let stage = kernel.rows * (kernel.padded_k / 32) * kernel.threads() * 4 * kernel.state.size();
@@ -317,14 +355,19 @@ mod tests {
     #[test]
     fn kernels_are_chosen_as_the_table_says() {
         let table = [
-            (call(1, 128, 128), "recurrent_f32_k128_r1_chain", 16, 256),
+            (call(1, 128, 128), "recurrent_f32_k128_r1_pending", 16, 256),
+            (RecurrentCall { max_pending: 0, ..call(1, 128, 128) }, "recurrent_f32_k128_r1_chain", 16, 256),
             (call(8, 128, 128), "recurrent_f32_k128_r4_chain", 64, 512),
-            (call(64, 128, 128), "recurrent_f32_k128_r4_chain", 128, 2048),
+            (call(32, 128, 128), "recurrent_f32_k128_r4_chain", 128, 1024),
+            (call(64, 128, 128), "recurrent_f32_k128_r2_chain", 128, 1784 + 4 * 264),
+            (call(64, 128, 17), "recurrent_f32_k128_r2_chain", 17, 2048),
+            (RecurrentCall { max_window: 8, ..call(64, 128, 128) }, "recurrent_f32_k128_r2_chain", 128, 2048),
+            (RecurrentCall { state: DType::Bf16, ..call(64, 128, 128) }, "recurrent_bf16_k128_r2_chain", 128, 2048),
             (call(64, 256, 64), "recurrent_f32_k256_r2_chain", 64, 2048),
             (call(64, 64, 96), "recurrent_f32_k64_r4_chain", 96, 2048),
             (RecurrentCall { max_window: 9, ..call(64, 128, 128) }, "recurrent_f32_k128_r2_any", 128, 396),
             (RecurrentCall { max_pending: 9, ..call(64, 64, 64) }, "recurrent_f32_k64_r2_odd", 64, 528),
-            (RecurrentCall { tree: true, ..call(64, 128, 256) }, "recurrent_f32_k128_r4_tree", 128, 4096),
+            (RecurrentCall { tree: true, ..call(64, 128, 256) }, "recurrent_f32_k128_r2_tree", 128, 4096),
             (RecurrentCall { tree: true, max_window: 17, ..call(64, 128, 256) }, "recurrent_f32_k128_r2_any", 128, 396),
             (RecurrentCall { per_channel: true, ..call(1, 128, 128) }, "recurrent_f32_k128_r2_any", 32, 128),
             (RecurrentCall { tree: true, ..call(1, 64, 3) }, "recurrent_f32_k64_r2_odd", 3, 32),
@@ -377,6 +420,8 @@ mod tests {
                     assert!(plan.kernel.padded_k >= k && plan.rows_per_block * plan.blocks_per_head >= v);
                     assert!(plan.rows_per_block <= MAX_ROWS);
                     assert!((plan.blocks_per_head - 1) * plan.rows_per_block < v);
+                    assert!(plan.tail_rows * plan.tail_blocks >= v && (plan.tail_blocks - 1) * plan.tail_rows < v);
+                    assert!(plan.tail_rows <= MAX_ROWS && plan.whole_heads <= num_seqs * call.num_v_heads);
                     assert!(plan.kernel.padded_k == recurrent(&RecurrentCall { num_seqs: 1, ..call }).kernel.padded_k);
                 }
             }

@@ -96,25 +96,25 @@ pub struct RecurrentParams {
     pub round_io: Switch,
     pub capture: Captured,
     /// Whether the launch may begin before the one before it on the stream has ended (compute capability 9.0 and up): the caller
-    /// promises that the launch before does not write the states, slots, lengths and counts that this one reads. What else
-    /// it reads, such as q, k, v and the pending log, it reads when that launch has ended.
+    /// promises that the launch before does not write the states, pending entries and their paths, slots, lengths, counts,
+    /// `a_log` and `dt_bias` that this one reads. What else it reads, such as q, k and v, it reads when that launch has ended.
     pub early: Switch,
+    /// Filled in by the launch, as the ones below: how heads are shared out.
+    pub whole_heads: i32,
     /// Filled in by the launch.
     pub rows_per_block: i32,
     /// Filled in by the launch.
     pub blocks_per_head: i32,
+    /// Filled in by the launch.
+    pub tail_rows: i32,
+    /// Filled in by the launch.
+    pub tail_blocks: i32,
     /// Filled in by the launch.
     pub num_units: i32,
     /// Filled in by the launch.
     pub v_heads_per_k_head: i32,
     /// Filled in by the launch: whether q, k and the logs may be moved in vectors of 4.
     pub in_vectors: Switch,
-    /// Filled in by the launch.
-    pub step_split: i32,
-    /// Filled in by the launch.
-    pub step_head: i32,
-    /// Filled in by the launch.
-    pub step_seq: i32,
     pub eps: f32,
     pub scale: f32,
 }
@@ -186,17 +186,15 @@ impl Launcher {
             let op = "fused_recurrent_gated_delta_rule";
             return Err(CudaError::Launch { op, what: "shares of heads", got: plan.num_units, most });
         }
-        let (step, splits, heads) =
-            (plan.num_blocks as usize, plan.blocks_per_head, params.num_v_heads.max(1) as usize);
         let params = RecurrentParams {
+            whole_heads: plan.whole_heads as i32,
             rows_per_block: plan.rows_per_block as i32,
             blocks_per_head: plan.blocks_per_head as i32,
+            tail_rows: plan.tail_rows as i32,
+            tail_blocks: plan.tail_blocks as i32,
             num_units: plan.num_units as i32,
-            step_split: (step % splits) as i32,
-            step_head: (step / splits % heads) as i32,
-            step_seq: (step / splits / heads) as i32,
             v_heads_per_k_head: params.num_v_heads / params.num_k_heads.max(1),
-            in_vectors: params.vectors_fit(plan.rows_per_block).into(),
+            in_vectors: params.vectors_fit(plan.rows_per_block.min(plan.tail_rows)).into(),
             ..params.clone()
         };
         let grid = Grid { blocks: (plan.num_blocks, 1), threads: plan.threads, shared: plan.shared };

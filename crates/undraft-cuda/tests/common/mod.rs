@@ -1,6 +1,7 @@
 //! What several tests share, those of the emulator as well.
 #![allow(dead_code)]
 
+pub mod batches;
 pub mod chunk;
 pub mod driver;
 pub mod windows;
