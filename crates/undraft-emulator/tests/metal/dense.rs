@@ -7,7 +7,7 @@ use crate::with;
 
 #[test]
 fn linear_of_any_rows_and_types() {
-    dense::linear(&with(Options::default()));
+    dense::linear(&with(Options::every_schedule()));
 }
 
 #[test]
