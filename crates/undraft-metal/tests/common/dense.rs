@@ -15,6 +15,41 @@ use undraft_testing::Rng;
 
 type Floats = DeviceBuffer<f32>;
 
+/// Names of the kernels.
+pub const KERNELS: [&str; 19] = [
+    "dense_argmax",
+    "dense_argmax_parts",
+    "dense_attention",
+    "dense_attention_parts",
+    "dense_embed",
+    "dense_linear_bf16_t1",
+    "dense_linear_bf16_t4",
+    "dense_linear_bf16_t8",
+    "dense_linear_f16_t1",
+    "dense_linear_f16_t4",
+    "dense_linear_f16_t8",
+    "dense_linear_f32_t1",
+    "dense_linear_f32_t4",
+    "dense_linear_f32_t8",
+    "dense_moe_route",
+    "dense_moe_sum",
+    "dense_rms_norm",
+    "dense_rotate",
+    "dense_silu_mul",
+];
+
+/// All checks of this file.
+pub fn all(backend: &MetalBackend) {
+    linear(backend);
+    linear_of_experts(backend);
+    norms_with_and_without_a_delta(backend);
+    embedding_and_silu(backend);
+    the_largest_of_a_row(backend);
+    attention_over_a_cache(backend);
+    experts_are_chosen_and_added_up(backend);
+    words_are_written_in_their_turn(backend);
+}
+
 fn driver(backend: &MetalBackend) -> &Arc<dyn Driver> {
     backend.launcher().driver()
 }
