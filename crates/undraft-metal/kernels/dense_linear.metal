@@ -32,7 +32,7 @@ struct LinearBuffers {
 };
 
 template <typename W, int T>
-inline void linear(LinearBuffers b, constant LinearParams* p, uint3 at, uint lane, uint simd) {
+inline void products(LinearBuffers b, constant LinearParams* p, uint3 at, uint lane, uint simd) {
     typedef typename W::Element Element;
     enum { SUMS = OUTPUTS * T };
     int first_out = (int)(at.y * SIMDS + simd) * OUTPUTS, first_row = (int)at.x * T;
@@ -79,7 +79,7 @@ inline void linear(LinearBuffers b, constant LinearParams* p, uint3 at, uint lan
                      constant LinearParams& params [[buffer(4)]], uint3 at [[threadgroup_position_in_grid]],     \
                      uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {    \
         LinearBuffers buffers = {weight, x, experts, y};                                                         \
-        linear<W, T>(buffers, &params, at, lane, simd);                                                          \
+        products<W, T>(buffers, &params, at, lane, simd);                                                        \
     }
 #define LINEAR_OF(W, dtype)                  \
     LINEAR(dense_linear_##dtype##_t1, W, 1)  \
