@@ -219,6 +219,25 @@ fn a_cuda_device_that_is_not_there_is_an_error_that_says_so() {
     assert_eq!(devices["devices"][1]["name"], "cuda:0");
 }
 
+/// Where there is a Metal device it generates, and gives the tokens of plain decoding.
+#[test]
+fn a_metal_device_that_is_not_there_is_an_error_that_says_so() {
+    let args = ["generate", "--prompt", "import", "--max-tokens", "8", "--compare", "--device", "metal"];
+    let output = undraft(&args, b"");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    if output.status.success() {
+        assert!(stderr.contains("identical: yes"), "{stderr}");
+    } else {
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        let (no_system, no_device) = ("this is no Apple system", "this system has no Metal device");
+        assert!(stderr.contains(no_system) || stderr.contains(no_device), "{stderr}");
+        assert!(output.stdout.is_empty());
+    }
+    let refused = |args: &[&str], parts: &[&str]| refused(&[&["generate", "--prompt", "a"], args].concat(), b"", parts);
+    refused(&["--device", "metal", "--threads", "2"], &["`--threads` needs `--device cpu`"]);
+    refused(&["--device", "metal:1"], &["`metal:1` is no device"]);
+}
+
 #[test]
 fn a_bench_on_cuda_refuses_what_it_cannot_do() {
     let output = undraft(&["bench", "--device", "cuda:4000"], b"");

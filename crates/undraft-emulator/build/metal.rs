@@ -32,7 +32,11 @@ pub(crate) fn compile(root: &Path, out: &Path) {
     let mut texts: Vec<(String, String)> =
         sources::ALL.iter().map(|library| (library.name.to_owned(), library.source())).collect();
     let (recurrence, decode) = (sources::FUSED_RECURRENT_GATED_DELTA_RULE, sources::GATED_DELTA_NET_DECODE);
-    texts.extend(mutants::texts(&recurrence.source(), &decode.source()));
+    let library = |name: &str| {
+        let found = sources::ALL.iter().find(|library| library.name == name);
+        found.unwrap_or_else(|| panic!("mutants: there is no library {name}")).source()
+    };
+    texts.extend(mutants::texts(&recurrence.source(), &decode.source(), library));
     texts.sort();
 
     let mut files = vec![root.join("cpp/metal.cpp")];

@@ -59,13 +59,45 @@ pub(crate) const OF_DECODE: [(&str, &str, &str); 6] = [
     ),
 ];
 
+/// Of the dense parts, as kernels `mutant_<name>_<kernel>` in the place of the kernels of a library.
+pub(crate) const OF_DENSE: [(&str, &str, &str, &str); 8] = [
+    (
+        "sum_without_barrier",
+        "dense_rms_norm",
+        "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    float sum = 0.0f;",
+        "    float sum = 0.0f;",
+    ),
+    (
+        "scores_without_barrier",
+        "dense_attention",
+        "scores[j + index] = dot;\n    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);\n",
+        "scores[j + index] = dot;\n    }\n",
+    ),
+    ("sees_the_next_position", "dense_attention", "(int)(position - first) + 1", "(int)(position - first) + 2"),
+    ("segments_of_equal_weight", "dense_attention", "exp_pair(of[D] - most, 0.0f).hi", "1.0f"),
+    (
+        "order_by_rows",
+        "dense_linear",
+        "= metal::fma(v[r][3], u[3], sum);",
+        "= T == 1 ? metal::fma(v[r][3], u[3], sum) : sum + v[r][3] * u[3];",
+    ),
+    ("last_of_equal_ones", "dense_argmax", "a.index < b.index", "a.index > b.index"),
+    ("falling_numbers", "dense_moe", "(ushort)rank) < mine", "(ushort)rank) > mine"),
+    (
+        "turns_the_other_way",
+        "dense_rotate",
+        "first ? along - across : along + across",
+        "first ? along + across : along - across",
+    ),
+];
+
 fn replaced(text: &str, name: &str, from: &str, to: &str) -> String {
     assert!(text.contains(from), "mutant {name}: the kernel has no longer the text `{from}`");
     text.replace(from, to)
 }
 
-/// Stem and text of each.
-pub(crate) fn texts(recurrence: &str, decode: &str) -> Vec<(String, String)> {
+/// Stem and text of each; `library` gives the text of the dense parts' libraries.
+pub(crate) fn texts(recurrence: &str, decode: &str, library: impl Fn(&str) -> String) -> Vec<(String, String)> {
     let recurrences = OF_RECURRENCE.iter().map(|&(name, from, to)| {
         let text = replaced(recurrence, name, from, to);
         let (head, _) = text.split_once("RECURRENT_OF(F32State, f32)").expect("kernels begin with those of f32");
@@ -79,5 +111,9 @@ pub(crate) fn texts(recurrence: &str, decode: &str) -> Vec<(String, String)> {
             text.replace("gated_delta_net_decode_capture_f32_##NSG", &format!("mutant_{name}_##NSG")),
         )
     });
-    recurrences.chain(decodes).collect()
+    let dense = OF_DENSE.iter().map(|&(name, stem, from, to)| {
+        let text = replaced(&library(stem), name, from, to);
+        (format!("mutant_{name}"), text.replace("dense_", &format!("mutant_{name}_dense_")))
+    });
+    recurrences.chain(decodes).chain(dense).collect()
 }

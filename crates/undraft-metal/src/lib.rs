@@ -4,6 +4,7 @@
 //! * [`MetalBackend`] is an [`undraft_core::Backend`]: host memory in, host memory out.
 //! * [`raw`] encodes the same kernels into a compute encoder of the caller, on the caller's buffers and offsets: it allocates
 //!   nothing and waits for nothing.
+//! * [`dense`] has the other parts of a model in the same way.
 //! * [`driver`] is all that the crate asks of Metal, behind one trait, with buffers and commands on top of it.
 //! * [`sources`] is the text of the kernels in the Metal Shading Language, for engines that compile and launch them on their
 //!   own; among them those with the names and slots of the family `gated_delta_net_decode_capture_f32_{1,2,4}`.
@@ -22,9 +23,11 @@
 //! ```
 
 mod backend;
+pub mod dense;
 pub mod driver;
 mod error;
 mod host;
+mod memory;
 mod ops;
 pub mod raw;
 mod select;

@@ -27,6 +27,9 @@
 //!
 //! One entry of a delta log is one token: `k` `[H, K]`, `decay` `[HV]` (or `[HV, K]`), `delta` `[HV, V]`, f32. The replay of
 //! entries rounds exactly as on the CPU.
+//!
+//! [`Launcher::write_words`] and [`Launcher::clear_words`] write memory in their turn among launches, which the host could not do
+//! without waiting.
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, OnceLock};
@@ -54,6 +57,7 @@ pub struct Launcher {
 }
 
 /// A launch: kernel, its buffers by slot, and how its threads are arranged.
+#[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub(crate) op: &'static str,
     pub(crate) kernel: Kernel,
@@ -110,8 +114,8 @@ impl Launcher {
     /// Puts a kernel into the encoder; nothing where there are no threadgroups.
     ///
     /// # Safety
-    /// `params` is the kernel's parameter struct, and the module's contract holds for it and the buffers.
-    pub(crate) unsafe fn launch<P>(&self, encoder: EncoderHandle, call: Call<'_>, params: &P) -> Result<()> {
+    /// `params` is the kernel's parameter struct or array, and the module's contract holds for it and the buffers.
+    pub(crate) unsafe fn launch<P: ?Sized>(&self, encoder: EncoderHandle, call: Call<'_>, params: &P) -> Result<()> {
         let Call { op, kernel, buffers, params_slot, threadgroups, threads, threadgroup_bytes } = call;
         if threadgroups.contains(&0) {
             return Ok(());
@@ -136,7 +140,7 @@ impl Launcher {
             buffers,
             params_slot,
             // SAFETY: the bytes of a borrowed value; those of its padding may be uninitialised.
-            params: unsafe { std::slice::from_raw_parts(bytes, size_of::<P>()) },
+            params: unsafe { std::slice::from_raw_parts(bytes, size_of_val(params)) },
             threadgroup_bytes,
             threadgroups: groups,
             threads,

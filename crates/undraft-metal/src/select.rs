@@ -2,6 +2,7 @@
 
 use undraft_core::DType;
 
+use crate::dense::select::{self as dense, DenseKernel};
 use crate::sources::{self, Library};
 
 const STATES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
@@ -30,10 +31,16 @@ pub(crate) enum Kernel {
         nsg: u32,
         capture: bool,
     },
+    WriteWords,
+    ClearWords,
+    /// Of a model's dense parts.
+    Dense(DenseKernel),
 }
 
+/// Kernels but those of the dense parts, which come last.
+const NUM_OTHERS: usize = 4 + 6 + 12 + 6 + 2;
 /// Kernels there are.
-pub(crate) const NUM_KERNELS: usize = 4 + 6 + 12 + 6;
+pub(crate) const NUM_KERNELS: usize = NUM_OTHERS + dense::NUM_KERNELS;
 
 impl Kernel {
     pub(crate) fn library(self) -> Library {
@@ -45,6 +52,8 @@ impl Kernel {
             Kernel::CommitStates { .. } => sources::COMMIT_STATES,
             Kernel::Recurrent { .. } => sources::FUSED_RECURRENT_GATED_DELTA_RULE,
             Kernel::Decode { .. } => sources::GATED_DELTA_NET_DECODE,
+            Kernel::WriteWords | Kernel::ClearWords => sources::MEMORY,
+            Kernel::Dense(kernel) => kernel.library(),
         }
     }
     pub(crate) fn name(self) -> String {
@@ -53,6 +62,9 @@ impl Kernel {
             Kernel::Recurrent { state, padded_k } => format!("recurrent_{}_k{padded_k}", state.name()),
             Kernel::Decode { nsg, capture: false } => format!("gated_delta_net_decode_f32_{nsg}"),
             Kernel::Decode { nsg, capture: true } => format!("gated_delta_net_decode_capture_f32_{nsg}"),
+            Kernel::WriteWords => "write_words".into(),
+            Kernel::ClearWords => "clear_words".into(),
+            Kernel::Dense(kernel) => kernel.name(),
             _ => self.library().name.into(),
         }
     }
@@ -69,6 +81,9 @@ impl Kernel {
                 10 + 4 * of(state) + PADDED.iter().position(|&k| k == padded_k).unwrap_or(0)
             }
             Kernel::Decode { nsg, capture } => 22 + 2 * nsg.trailing_zeros() as usize + usize::from(capture),
+            Kernel::WriteWords => 28,
+            Kernel::ClearWords => 29,
+            Kernel::Dense(kernel) => NUM_OTHERS + kernel.index(),
         }
     }
     /// All kernels, in the order of [`Kernel::index`].
@@ -84,6 +99,8 @@ impl Kernel {
         for nsg in [1, 2, 4] {
             all.extend([false, true].map(|capture| Kernel::Decode { nsg, capture }));
         }
+        all.extend([Kernel::WriteWords, Kernel::ClearWords]);
+        all.extend(DenseKernel::all().map(Kernel::Dense));
         all
     }
 }

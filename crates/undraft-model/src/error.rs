@@ -330,6 +330,9 @@ pub enum ModelError {
     /// The CUDA device failed, or has not enough memory.
     #[error(transparent)]
     Cuda(#[from] undraft::cuda::CudaError),
+    /// The Metal device failed, or has not enough memory.
+    #[error(transparent)]
+    Metal(#[from] undraft::metal::MetalError),
     /// wgpu's device failed, or has not enough memory.
     #[error(transparent)]
     Wgpu(#[from] undraft::wgpu::WgpuError),

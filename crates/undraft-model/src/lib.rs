@@ -9,6 +9,7 @@ mod files;
 pub mod generate;
 pub mod gpu;
 mod load;
+pub mod metal;
 pub mod model;
 pub mod sampling;
 pub mod text;

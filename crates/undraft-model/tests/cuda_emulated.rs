@@ -1,4 +1,5 @@
 //! The runner on CUDA, its kernels run on the CPU by the emulator.
+#![cfg(not(target_vendor = "apple"))]
 
 #[path = "runner/mod.rs"]
 mod runner;

@@ -18,6 +18,7 @@ use undraft_model::config::GenerationConfig;
 use undraft_model::cuda::CudaModel;
 use undraft_model::drafters::AdaptiveReport;
 use undraft_model::generate::{Acceptance, Finish, GenerateOptions, Generation, generate};
+use undraft_model::metal::MetalModel;
 use undraft_model::model::CacheConfig;
 use undraft_model::sampling::SamplingParams;
 use undraft_model::text::{Message, TextCodec};
@@ -92,7 +93,7 @@ pub struct Args {
     /// Print one JSON object instead of streaming text.
     #[arg(long)]
     json: bool,
-    /// Where the model runs: `cpu`, `cuda` (`cuda:N`) or `wgpu` (`wgpu:N`).
+    /// Where the model runs: `cpu`, `cuda` (`cuda:N`), `metal` or `wgpu` (`wgpu:N`).
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     device: DeviceArg,
     /// Threads of the CPU; all by default.
@@ -122,7 +123,7 @@ pub fn run(args: Args) -> Result<bool> {
     match args.device {
         DeviceArg::Cpu => run_on::<Model>(&args, &device),
         DeviceArg::Cuda(_) => run_on::<CudaModel>(&args, &device),
-        DeviceArg::Metal => bail!("`--device` is metal, expected cpu, cuda or wgpu: models do not run on Metal yet"),
+        DeviceArg::Metal => run_on::<MetalModel>(&args, &device),
         DeviceArg::Wgpu(_) => run_on::<WgpuModel>(&args, &device),
     }
 }

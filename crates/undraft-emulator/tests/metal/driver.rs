@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use undraft_emulator::{EmulatedMetal, Options};
+use undraft_metal::dense::{LinearParams, MoeParams};
 use undraft_metal::driver::{Commands, Dispatch, Driver, EncoderHandle};
-use undraft_metal::raw::{DecodeParams, Launcher, RecurrentParams};
+use undraft_metal::raw::{DecodeParams, Elements, Launcher, RecurrentParams};
 use undraft_metal::{DeviceBuffer, MetalError, sources};
 
 fn driver() -> Arc<dyn Driver> {
@@ -40,6 +41,14 @@ fn sizes_that_no_kernel_takes_are_refused() {
     let e = unsafe { launcher.fused_recurrent_gated_delta_rule(encoder, &sizes, Default::default()) }.unwrap_err();
     let expected = "`fused_recurrent_gated_delta_rule`: `num_v_heads` is 3, expected a multiple of `num_k_heads`";
     assert_eq!(e.to_string(), expected);
+    let columns = LinearParams { in_features: 30, rows_per_x: 1, ..Default::default() };
+    // SAFETY: as above.
+    let e = unsafe { launcher.dense_linear(encoder, &columns, Elements::F32) }.unwrap_err();
+    assert_eq!(e.to_string(), "`dense_linear`: `in_features` is 30, expected a multiple of 4");
+    let experts = MoeParams { num_experts: 40, top_k: 33, ..Default::default() };
+    // SAFETY: as above.
+    let e = unsafe { launcher.dense_moe_route(encoder, &experts) }.unwrap_err();
+    assert_eq!(e.to_string(), "`dense_moe_route`: `top_k` is 33, expected at most 32 and `num_experts`");
 }
 
 #[test]

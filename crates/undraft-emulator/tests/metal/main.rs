@@ -2,6 +2,7 @@
 
 #[path = "../../../undraft-metal/tests/common/mod.rs"]
 mod common;
+mod dense;
 mod driver;
 mod mutants;
 mod replay;

@@ -1,5 +1,7 @@
 //! Planted mistakes are found: kernels with one each (`build/mutants.rs`) run in the place of the right ones.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use undraft_core::{Capture, GdnDims, HeadMap};
 use undraft_cpu::CpuBackend;
 use undraft_emulator::Options;
@@ -10,7 +12,7 @@ use undraft_testing::cases::fused_recurrent_gated_delta_rule::{BetaForm, DeltaRu
 use undraft_testing::harness::{Memory, commit_states as commit, fused_recurrent_gated_delta_rule as recurrent};
 use undraft_testing::{DType, Rng};
 
-use crate::common::decode;
+use crate::common::{decode, dense};
 
 #[path = "../../build/mutants.rs"]
 #[allow(dead_code)]
@@ -102,5 +104,16 @@ fn mistakes_in_the_compatible_family_are_found() {
         let substitutes = [1, 2, 4].map(substitute).to_vec();
         let why = decode::check(&crate::with(Options { substitutes, ..Options::default() })).expect_err(name);
         eprintln!("{name}: {why}");
+    }
+}
+
+#[test]
+fn mistakes_in_the_dense_parts_are_found() {
+    dense::all(&crate::with(Options::every_schedule()));
+    for (name, library, _, _) in planted::OF_DENSE {
+        let kernels = dense::KERNELS.iter().filter(|kernel| kernel.starts_with(library));
+        let substitutes = kernels.map(|kernel| (kernel.to_string(), format!("mutant_{name}_{kernel}"))).collect();
+        let backend = crate::with(Options { substitutes, ..Options::every_schedule() });
+        assert!(catch_unwind(AssertUnwindSafe(|| dense::all(&backend))).is_err(), "{name} was not found");
     }
 }

@@ -79,6 +79,11 @@ impl Slice {
     pub fn buffer(self) -> Option<BufferHandle> {
         (self.buffer != 0).then_some(BufferHandle(self.buffer))
     }
+    /// The same buffer from so many bytes further on.
+    #[must_use]
+    pub fn skip(self, bytes: usize) -> Self {
+        Self { offset: self.offset + bytes, ..self }
+    }
     /// Bytes before the tensor.
     pub fn offset(self) -> usize {
         self.offset

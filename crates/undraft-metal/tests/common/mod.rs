@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod decode;
+pub mod dense;
 #[path = "../../../undraft-cuda/tests/common/windows.rs"]
 pub mod windows;
 

@@ -5,8 +5,8 @@
 //! logits, states, keys and values are the same bits whichever of them it goes through. They are close to those of the CPU,
 //! not equal to them.
 //!
-//! The model, its cache and its drafter are written once, over what a device does: [`Gpu`]. [`crate::cuda`] and [`crate::wgpu`]
-//! implement it, and have names for the types on it.
+//! The model, its cache and its drafter are written once, over what a device does: [`Gpu`]. [`crate::cuda`], [`crate::metal`] and
+//! [`crate::wgpu`] implement it, and have names for the types on it.
 
 mod args;
 mod block;
@@ -16,6 +16,7 @@ mod load;
 mod model;
 mod mtp;
 mod outputs;
+mod recorder;
 mod weights;
 mod workspace;
 
@@ -33,6 +34,7 @@ pub use weights::{Matrix, Norm, Parts};
 pub use workspace::Header;
 
 pub(crate) use args::expect_len;
+pub(crate) use recorder::Recorder;
 
 /// What [`Gpu::argmax`] writes for a row that has no largest element.
 pub const INVALID: u32 = u32::MAX;

@@ -1,5 +1,7 @@
 //! Weights as they lie on the device.
 
+use half::slice::HalfFloatSliceExt;
+use undraft::metal::raw::Elements;
 use undraft::{bf16, f16};
 
 use super::device::Gpu;
@@ -46,6 +48,22 @@ impl<'a> Parts<'a> {
             Self::F32(parts) => parts.iter().map(|part| size_of_val(part.as_slice())).sum(),
             Self::Bf16(parts) => parts.iter().map(|part| size_of_val(*part)).sum(),
             Self::F16(parts) => parts.iter().map(|part| size_of_val(*part)).sum(),
+        }
+    }
+    /// The type, as kernels know it.
+    pub fn elements(&self) -> Elements {
+        match self {
+            Self::F32(_) => Elements::F32,
+            Self::Bf16(_) => Elements::Bf16,
+            Self::F16(_) => Elements::F16,
+        }
+    }
+    /// Bytes of every part.
+    pub fn bytes(&self) -> Vec<&[u8]> {
+        match self {
+            Self::F32(parts) => parts.iter().map(|part| bytemuck::cast_slice(part)).collect(),
+            Self::Bf16(parts) => parts.iter().map(|part| bytemuck::cast_slice(part.reinterpret_cast())).collect(),
+            Self::F16(parts) => parts.iter().map(|part| bytemuck::cast_slice(part.reinterpret_cast())).collect(),
         }
     }
 }

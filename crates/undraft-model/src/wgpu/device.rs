@@ -3,7 +3,6 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use half::slice::HalfFloatSliceExt;
 use undraft::wgpu::dense::{
     self, ArgmaxBuffers, ArgmaxParams, AttentionBuffers, AttentionParams, DenseNormBuffers, DenseNormParams,
     EmbedBuffers, EmbedParams, LinearBuffers, LinearParams, MoeBuffers, MoeParams, RotateBuffers, RotateParams,
@@ -117,28 +116,13 @@ impl Gpu for WgpuGpu {
     fn upload(&self, parts: &Parts<'_>) -> Result<WgpuWeights> {
         let buffer = self.buffer(parts.memory())?;
         let mut at = 0;
-        let mut write = |bytes: &[u8]| {
+        for bytes in parts.bytes() {
             self.device().write(&buffer, at, bytes)?;
             at += bytes.len() as u64;
-            Ok::<(), WgpuError>(())
-        };
-        let dtype = match parts {
-            Parts::F32(parts) => {
-                parts.iter().try_for_each(|part| write(bytemuck::cast_slice(part)))?;
-                Elements::F32
-            }
-            Parts::Bf16(parts) => {
-                parts.iter().try_for_each(|part| write(bytemuck::cast_slice(part.reinterpret_cast())))?;
-                Elements::Bf16
-            }
-            Parts::F16(parts) => {
-                parts.iter().try_for_each(|part| write(bytemuck::cast_slice(part.reinterpret_cast())))?;
-                Elements::F16
-            }
-        };
+        }
         // What was written is held on the host until something is submitted.
         self.synchronize()?;
-        Ok(WgpuWeights { buffer, dtype })
+        Ok(WgpuWeights { buffer, dtype: parts.elements() })
     }
     fn write<T: Element>(&self, to: &mut WgpuBuffer<T>, from: &[T]) -> Result<()> {
         self.0.flush()?;

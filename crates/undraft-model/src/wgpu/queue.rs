@@ -1,22 +1,23 @@
 //! Dispatches on their way to an adapter.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
 
-use undraft::wgpu::{Batch, Device, Recorded, Result};
+use undraft::wgpu::{Batch, Device, Recorded, Result, WgpuError};
+
+use crate::gpu::Recorder;
 
 /// Collects dispatches until something has to see what they do. A thread that records keeps its own to itself.
 #[derive(Debug)]
 pub(super) struct Queue {
     device: Device,
     waiting: Mutex<Batch<'static>>,
-    recording: Mutex<Vec<(ThreadId, Batch<'static>)>>,
+    recorder: Recorder<Batch<'static>>,
 }
 
 impl Queue {
     pub(super) fn new(device: Device) -> Self {
         let waiting = Mutex::new(Batch::owned(device.clone()));
-        Self { device, waiting, recording: Mutex::default() }
+        Self { device, waiting, recorder: Recorder::new() }
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -25,18 +26,15 @@ impl Queue {
 
     /// Adds dispatches: to what this thread records, or to what waits.
     pub(super) fn add(&self, add: impl FnOnce(&mut Batch<'static>) -> Result<()>) -> Result<()> {
-        let this = thread::current().id();
-        let mut recording = lock(&self.recording);
-        if let Some((_, batch)) = recording.iter_mut().find(|(thread, _)| *thread == this) {
-            return add(batch);
-        }
-        drop(recording);
-        add(&mut lock(&self.waiting))
+        self.recorder.with(|recorded| match recorded {
+            Some(batch) => add(batch),
+            None => add(&mut self.waiting()),
+        })
     }
 
     /// Submits what waits.
     pub(super) fn flush(&self) -> Result<()> {
-        let mut waiting = lock(&self.waiting);
+        let mut waiting = self.waiting();
         if waiting.is_empty() {
             return Ok(());
         }
@@ -46,22 +44,11 @@ impl Queue {
     }
 
     /// What this thread adds while `work` runs.
-    pub(super) fn record<E: From<undraft::wgpu::WgpuError>>(
-        &self,
-        work: impl FnOnce() -> Result<(), E>,
-    ) -> Result<Recorded, E> {
-        let this = thread::current().id();
-        lock(&self.recording).push((this, Batch::owned(self.device.clone())));
-        let done = work();
-        let mut recording = lock(&self.recording);
-        let index = recording.iter().position(|(thread, _)| *thread == this);
-        let batch = index.map(|index| recording.swap_remove(index).1);
-        drop(recording);
-        done?;
-        Ok(batch.unwrap_or_else(|| Batch::owned(self.device.clone())).finish()?)
+    pub(super) fn record<E: From<WgpuError>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Recorded, E> {
+        Ok(self.recorder.record(|| Batch::owned(self.device.clone()), work)?.finish()?)
     }
-}
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> MutexGuard<'_, Batch<'static>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

@@ -126,7 +126,7 @@ fn scripted_drafts() {
 fn mtp_drafts() {
     let cases = match crate::is_fast() {
         true => vec![(NEXT, 100, 1..=8), (ODD, 100, 1..=8), (TRAINED, 400, 1..=8)],
-        false => vec![(NEXT, 10, 1..=8), (ODD, 8, 3..=3), (TRAINED, 12, 3..=3)],
+        false => vec![(NEXT, 10, 7..=8), (ODD, 8, 3..=3), (TRAINED, 12, 3..=3)],
     };
     for (path, num_tokens, windows) in cases {
         let Some(model) = load(path) else { return };

@@ -2,6 +2,7 @@
 //! `Gpu` is the kind, `device()` opens it, `is_fast()` says whether it does more than a test or two a second.
 
 mod lossless;
+mod queue;
 mod rounds;
 mod values;
 
