@@ -28,7 +28,7 @@ const KP = 32u * NV;
 const FOURS = 8u * NV;
 const GROUPS = THREADS / 8u;
 const ROWS = GROUPS * NR;
-// Fours of a token's decay: its factor four times, or, where CHANNELS says so, those of its channels (which may be equal).
+// Room for a token's decay: its factor four times, or, with CHANNELS, those of all channels.
 const DECAY_FOURS = 1u + CHANNELS * (FOURS - 1u);
 
 // Tokens of the window, TM at a time, and pending entries, PM at a time.
@@ -181,6 +181,11 @@ fn store_captured_rows(t: u32) {
 
 // ---- arithmetic -------------------------------------------------------------------------------------------------
 
+// Whether each channel has a decay; a kernel with room for them may be given one a head.
+fn has_channels() -> bool { return CHANNELS == 1u && p.per_channel == 1u; }
+// The decay of this lane's j-th four.
+fn decay_at(t: u32, j: u32) -> u32 { return t * DECAY_FOURS + CHANNELS * p.per_channel * (u.lane + 8u * j); }
+
 // S = S * decay, S = fma(delta, k, S), rounded: pending entry i, or token i of those in workgroup memory. Rows beyond the last
 // hold anything, and nobody stores them.
 fn replay_pending(i: u32) {
@@ -190,7 +195,7 @@ fn replay_pending(i: u32) {
     }
     for (var j = 0u; j < NV; j++) { // unroll
         let key = pending_keys[i * FOURS + u.lane + 8u * j];
-        let decay = pending_decays[i * DECAY_FOURS + CHANNELS * (u.lane + 8u * j)];
+        let decay = pending_decays[decay_at(i, j)];
         for (var r = 0u; r < NR; r++) { // unroll
             s[r][j] = round_state(fused4(deltas[r], key, scaled(s[r][j], decay)));
         }
@@ -203,7 +208,7 @@ fn replay_token(i: u32) {
     }
     for (var j = 0u; j < NV; j++) { // unroll
         let key = keys[i * FOURS + u.lane + 8u * j];
-        let decay = decays[i * DECAY_FOURS + CHANNELS * (u.lane + 8u * j)];
+        let decay = decays[decay_at(i, j)];
         for (var r = 0u; r < NR; r++) { // unroll
             s[r][j] = round_state(fused4(deltas[r], key, scaled(s[r][j], decay)));
         }
@@ -232,7 +237,7 @@ fn step(t: u32, first: u32) {
     var sum: array<f32, NR>;
     for (var j = 0u; j < NV; j++) { // unroll
         let key = keys[t * FOURS + u.lane + 8u * j];
-        let decay = decays[t * DECAY_FOURS + CHANNELS * (u.lane + 8u * j)];
+        let decay = decays[decay_at(t, j)];
         for (var r = 0u; r < NR; r++) { // unroll
             s[r][j] = scaled(s[r][j], decay);
             sum[r] = dot_onto(s[r][j], key, sum[r]);
@@ -362,10 +367,12 @@ fn main(
         // Tokens come with the last entries.
         var n = 0u;
         if entry + entries == pending { n = min(TM, num_tokens - token); }
-        prepare(entry, entries, token, n, entry == 0u && token == 0u);
+        let begins = entry == 0u && token == 0u;
+        prepare(entry, entries, token, n, begins && EARLY == 1u);
         let walks = is_tree && n > 0u && n == num_tokens;
         if walks { prepare_parents(n); }
         workgroupBarrier();
+        if begins && EARLY == 0u { load_rows(); }
         for (var i = 0u; i < entries; i++) { replay_pending(i); }
         entry += entries;
         if entry == pending && token == 0u && pending > 0u && (num_tokens == 0u || p.capture != CAPTURE_FINAL) { store_rows(); }

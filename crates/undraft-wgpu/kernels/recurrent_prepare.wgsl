@@ -69,7 +69,7 @@ struct Gate {
 }
 // Of a token and channel (0 where a head has one decay).
 fn fetch_decay(t: u32, channel: u32) -> Gate {
-    let at = select(u.hv, u.hv * p.head_k_dim + channel, p.per_channel == 1u);
+    let at = select(u.hv, u.hv * p.head_k_dim + channel, has_channels());
     var gate = Gate(gate_element(p.decay_dtype, p.decay_first + (u.start + t) * p.decay_stride + at), 0.0, 0.0);
     if p.decay_form == DECAY_GATE {
         gate.a_log = weights[p.a_log_first + u.hv];
@@ -98,7 +98,7 @@ fn pending_entry(i: u32) -> u32 {
 }
 
 // Pending entries entry .. entry + entries, and tokens first .. first + n; with `loads`, the state into registers. Everything is
-// asked for before anything of it is used, the state last: the others are prepared while it comes.
+// asked for before anything of it is used, the state last: the rest is prepared while it comes.
 fn prepare(entry: u32, entries: u32, first: u32, n: u32, loads: bool) {
     var entry_keys: array<vec4<f32>, ENTRY_FOURS>;
     var entry_deltas: array<f32, ENTRY_VALUES>;
@@ -115,7 +115,7 @@ fn prepare(entry: u32, entries: u32, first: u32, n: u32, loads: bool) {
             let row = at % ROWS;
             if WHOLE == 1u || row < u.rows { entry_deltas[i] = log[p.pending_delta_first + head * p.head_v_dim + u.row_begin + row]; }
         }
-        if CHANNELS == 0u && u.index < entries {
+        if !has_channels() && u.index < entries {
             entry_decay = log[p.pending_decay_first + pending_entry(entry + u.index) * p.num_v_heads + u.hv];
         }
     }
@@ -138,7 +138,7 @@ fn prepare(entry: u32, entries: u32, first: u32, n: u32, loads: bool) {
                 v[i] = token_element(dtype_of(p.v_dtype), p.v_first + (u.start + first + at / ROWS) * p.v_stride + u.hv * p.head_v_dim + u.row_begin + row);
             }
         }
-        if CHANNELS == 0u && decay_of < n { decay_gate = fetch_decay(first + decay_of, 0u); }
+        if !has_channels() && decay_of < n { decay_gate = fetch_decay(first + decay_of, 0u); }
         if beta_of < n { beta_gate = fetch_beta(first + beta_of); }
     }
     if loads { load_rows(); }
@@ -152,10 +152,10 @@ fn prepare(entry: u32, entries: u32, first: u32, n: u32, loads: bool) {
             let at = u.index + THREADS * i;
             if at < PM * ROWS { pending_deltas[at] = entry_deltas[i]; }
         }
-        if CHANNELS == 0u {
-            if u.index < entries { pending_decays[u.index] = vec4<f32>(entry_decay); }
-        } else {
+        if has_channels() {
             prepare_pending_channels(entry, entries);
+        } else if u.index < entries {
+            pending_decays[u.index * DECAY_FOURS] = vec4<f32>(entry_decay);
         }
     }
     if n == 0u { return; }
@@ -163,11 +163,11 @@ fn prepare(entry: u32, entries: u32, first: u32, n: u32, loads: bool) {
         let at = u.index + THREADS * i;
         if at < TM * ROWS { values[at] = v[i]; }
     }
-    if CHANNELS == 1u {
+    if has_channels() {
         prepare_channels(first, n);
     } else if decay_of < n {
         let factor = decay_factor(decay_gate);
-        decays[decay_of] = vec4<f32>(factor);
+        decays[decay_of * DECAY_FOURS] = vec4<f32>(factor);
         let entry_of = u.log_slot * p.log_max + first + decay_of;
         if u.logs_decay { log[p.log_decay_first + entry_of * p.num_v_heads + u.hv] = factor; }
     }
@@ -214,8 +214,7 @@ fn prepare_channels(first: u32, n: u32) {
         if channel < p.head_k_dim {
             factor = decay_factor(fetch_decay(first + t, channel));
             let head = (u.log_slot * p.log_max + first + t) * p.num_v_heads + u.hv;
-            let to = p.log_decay_first + select(head, head * p.head_k_dim + channel, p.per_channel == 1u);
-            if u.logs_decay && (p.per_channel == 1u || channel == 0u) { log[to] = factor; }
+            if u.logs_decay { log[p.log_decay_first + head * p.head_k_dim + channel] = factor; }
         }
         decays[i >> 2u][i & 3u] = factor;
     }
@@ -226,7 +225,7 @@ fn prepare_pending_channels(entry: u32, entries: u32) {
         let head = pending_entry(entry + i / KP) * p.num_v_heads + u.hv;
         let channel = i % KP;
         var factor = 1.0;
-        if channel < p.head_k_dim { factor = log[p.pending_decay_first + select(head, head * p.head_k_dim + channel, p.per_channel == 1u)]; }
+        if channel < p.head_k_dim { factor = log[p.pending_decay_first + head * p.head_k_dim + channel]; }
         pending_decays[i >> 2u][i & 3u] = factor;
     }
 }

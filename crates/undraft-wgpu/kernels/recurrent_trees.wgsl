@@ -73,7 +73,7 @@ fn prepare_distant(a: u32) {
             pending_keys[u.lane + 8u * j] = row[j];
         }
     }
-    if CHANNELS == 0u {
+    if !has_channels() {
         if u.index == 0u { pending_decays[0] = vec4<f32>(decay_factor(fetch_decay(a, 0u))); }
     } else {
         for (var c = u.index; c < KP; c += THREADS) {

@@ -196,7 +196,7 @@ impl Device {
         let stage = u64::from(limits.max_storage_buffers_per_shader_stage);
         self.limit(&name, source.buffers.len() as u64, stage, "max_storage_buffers_per_shader_stage")?;
         let threads = constants.iter().find(|(constant, _)| *constant == "THREADS").map_or(0, |&(_, n)| n);
-        let most = u64::from(limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x));
+        let most = u64::from(self.max_threads());
         self.limit(&name, u64::from(threads), most, "max_compute_invocations_per_workgroup")?;
         let facts = self.facts();
         let mut all = constants.to_vec();
@@ -254,6 +254,11 @@ impl Device {
             e => e,
         })?;
         Ok(Pipeline { name, pipeline, layout, num_buffers: buffers.len() })
+    }
+
+    /// Invocations of a workgroup, at most.
+    pub(crate) fn max_threads(&self) -> u32 {
+        self.limits().max_compute_invocations_per_workgroup.min(self.limits().max_compute_workgroup_size_x)
     }
 
     /// Whether kernels are made to be fast: many, and with loops written out. Where fma is not fused they are made to be few.

@@ -49,6 +49,8 @@ pub(crate) struct RecurrentCall {
     pub(crate) tokens: Option<DType>,
     /// Bytes of workgroup memory.
     pub(crate) memory: u32,
+    /// Invocations of a workgroup, at most.
+    pub(crate) max_threads: u32,
     /// Whether lanes exchange numbers through workgroup memory.
     pub(crate) without_subgroups: bool,
     /// No window has more tokens, and no sequence more entries pending.
@@ -74,6 +76,8 @@ pub(crate) struct RecurrentPlan {
     pub(crate) direct: bool,
     /// Element type of q, k and v; any, if it is none.
     pub(crate) token_type: Option<DType>,
+    /// Whether the state is asked for before tokens are prepared: sooner there, in more registers.
+    pub(crate) early: bool,
     /// Vectors of four that a lane holds of a row: K padded, by 32.
     pub(crate) vectors: u32,
     /// Rows of a lane group.
@@ -109,10 +113,10 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
     let rows = match vectors {
         _ if call.rows.is_some() => call.rows.filter(|rows| [1, 2, 4].contains(rows)).unwrap_or(1),
         _ if all_rows <= FEW_ROWS => 1,
-        0..=4 => 4,
         _ => 2,
     };
-    let threads = 128;
+    // The nodes of a tree are prepared for more rows at a time.
+    let threads = if call.trees && rows > 1 && call.fused && call.max_threads >= 256 { 256 } else { 128 };
     let rows_per_workgroup = threads / GROUP * rows;
     let splits = call.head_v_dim.div_ceil(rows_per_workgroup);
     // Little workgroup memory lets many workgroups be at work at a time; few different numbers are few kernels to compile.
@@ -134,6 +138,7 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
         trees: call.trees || !call.fused,
         whole,
         direct: whole && call.trees && rows > 1,
+        early: rows == 1,
         token_type: call.tokens.filter(|_| call.fused),
         vectors,
         rows,
@@ -152,7 +157,7 @@ pub(crate) fn recurrent(call: &RecurrentCall) -> RecurrentPlan {
 
 impl RecurrentPlan {
     /// The constants that the kernel is compiled with, but for those of the state.
-    pub(crate) fn constants(&self) -> [(&'static str, u32); 14] {
+    pub(crate) fn constants(&self) -> [(&'static str, u32); 15] {
         let rows = self.threads / GROUP * self.rows;
         let each = |numbers: u32| numbers.div_ceil(self.threads);
         [
@@ -166,6 +171,7 @@ impl RecurrentPlan {
             ("WHOLE", self.whole.into()),
             ("TOKENS", self.token_type.map_or(ANY, |dtype| Elements::from(dtype).word())),
             ("DIRECT", self.direct.into()),
+            ("EARLY", self.early.into()),
             // Numbers that a lane prepares.
             ("TURNS", (2 * self.tokens).div_ceil(self.threads / GROUP)),
             ("VALUES", each(self.tokens * rows)),
@@ -207,6 +213,7 @@ mod tests {
             aligned: true,
             tokens: Some(DType::Bf16),
             memory: 32_768,
+            max_threads: 256,
             without_subgroups: false,
             rows: None,
             max_window: 8,
@@ -232,20 +239,21 @@ mod tests {
         let trees = |max_window| RecurrentCall { trees: true, max_window, ..call(64, 128, 128) };
         let table = [
             (call(1, 128, 128), 4, 1, (4, 4), 8),
-            (call(64, 128, 128), 4, 4, (4, 4), 2),
-            (RecurrentCall { max_window: 1, max_pending: 0, ..call(64, 128, 128) }, 4, 4, (1, 1), 2),
-            (RecurrentCall { max_window: 3, max_pending: 2, ..call(64, 128, 128) }, 4, 4, (4, 4), 2),
-            (trees(4), 4, 4, (4, 4), 2),
-            (trees(5), 4, 4, (16, 4), 2),
-            (RecurrentCall { memory: 16_384, ..trees(16) }, 4, 4, (8, 2), 2),
-            (RecurrentCall { max_window: 1, fused: false, ..call(64, 96, 128) }, 4, 4, (8, 8), 2),
-            (RecurrentCall { fused: false, ..call(64, 5, 128) }, 4, 4, (8, 8), 2),
-            (call(64, 96, 128), 3, 4, (4, 4), 2),
-            (call(64, 97, 130), 4, 4, (4, 4), 3),
-            (call(64, 65, 17), 4, 4, (4, 4), 1),
+            (call(64, 128, 128), 4, 2, (4, 4), 4),
+            (RecurrentCall { max_window: 1, max_pending: 0, ..call(64, 128, 128) }, 4, 2, (1, 1), 4),
+            (RecurrentCall { max_window: 3, max_pending: 2, ..call(64, 128, 128) }, 4, 2, (4, 4), 4),
+            (trees(4), 4, 2, (4, 4), 2),
+            (trees(5), 4, 2, (16, 4), 2),
+            (RecurrentCall { max_threads: 128, ..trees(5) }, 4, 2, (16, 4), 4),
+            (RecurrentCall { memory: 16_384, ..trees(16) }, 4, 2, (8, 2), 2),
+            (RecurrentCall { max_window: 1, fused: false, ..call(64, 96, 128) }, 4, 2, (8, 8), 4),
+            (RecurrentCall { fused: false, ..call(64, 5, 128) }, 4, 2, (8, 8), 4),
+            (call(64, 96, 128), 3, 2, (4, 4), 4),
+            (call(64, 97, 130), 4, 2, (4, 4), 5),
+            (call(64, 65, 17), 4, 2, (4, 4), 1),
             (call(64, 256, 256), 8, 2, (4, 4), 8),
             (call(64, 1, 1), 1, 1, (4, 4), 1),
-            (RecurrentCall { memory: 8192, ..call(64, 128, 128) }, 4, 4, (2, 2), 2),
+            (RecurrentCall { memory: 4096, ..call(64, 128, 128) }, 4, 2, (2, 2), 4),
             (RecurrentCall { memory: 16_384, head_k_dim: 256, ..channels }, 8, 2, (2, 2), 4),
             (RecurrentCall { rows: Some(2), ..call(1, 128, 128) }, 4, 2, (4, 4), 4),
         ];
@@ -273,7 +281,7 @@ mod tests {
             (call(64, 96, 128), true),
             (call(64, 97, 128), false),
             (call(64, 160, 96), true),
-            (call(64, 128, 96), false),
+            (call(64, 128, 48), false),
         ];
         for (call, expected) in table {
             let plan = recurrent(&call);

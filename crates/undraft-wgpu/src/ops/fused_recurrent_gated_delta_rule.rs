@@ -204,6 +204,7 @@ impl Batch<'_> {
             aligned: params.is_aligned(),
             tokens: params.token_type(),
             memory: device.limits().max_compute_workgroup_storage_size,
+            max_threads: device.max_threads(),
             without_subgroups: !device.facts().has_subgroups,
             rows: device.rows_at_once(),
             max_window: promised(params.max_window),

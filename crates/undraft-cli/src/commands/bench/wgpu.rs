@@ -3,7 +3,7 @@
 //! One command buffer has a dispatch for each of so many layers that their states exceed the cache, over and over; a figure is
 //! the median over submissions of encoded commands, each waited for, divided by the dispatches. What is measured is otherwise as in `cuda.rs`.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use undraft::wgpu::raw::{
@@ -22,6 +22,8 @@ const SUBMISSIONS: usize = 15;
 /// Microseconds that a submission takes, at least, so that its own cost does not count; but for a few dispatches that take longer.
 const SUBMISSION_US: f64 = 10_000.0;
 const MAX_DISPATCHES: usize = 1 << 14;
+/// How long all is run before it is timed.
+const WARM_UP: Duration = Duration::from_millis(500);
 /// Layers with their own states.
 const NUM_LAYERS: std::ops::RangeInclusive<usize> = 3..=256;
 /// Elements of the random numbers that fill a buffer over and over.
@@ -129,8 +131,11 @@ impl<'a> Adapter<'a> {
             self.device.wait()?;
             Ok(start.elapsed().as_secs_f64() * 1e6)
         };
-        // The first submission compiles and touches memory.
-        time(1)?;
+        // The first submission compiles and touches memory, and drivers make a kernel faster a while after it first ran.
+        let start = Instant::now();
+        while start.elapsed() < WARM_UP {
+            time(1)?;
+        }
         while 2 * cycles * cycle <= MAX_DISPATCHES && time(cycles)? < SUBMISSION_US {
             cycles *= 2;
         }
