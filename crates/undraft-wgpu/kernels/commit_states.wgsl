@@ -9,8 +9,19 @@
 // S = S * decay, S = fma(delta, k, S), a 16-bit state rounded, entry by entry: no sum, so that an invocation takes four
 // neighbours of a row wherever they lie.
 
+
 @group(0) @binding(2) var<storage, read> log: array<f32>;
 @group(0) @binding(3) var<storage, read> ints: array<u32>;
+
+// `n` numbers of the log from number i on; the rest of the four is 0.
+fn fetch(i: u32, n: u32) -> vec4<f32> {
+    if AT_ONCE == 4u { return vec4<f32>(log[i], log[i + 1u], log[i + 2u], log[i + 3u]); }
+    var x = vec4<f32>(log[i], 0.0, 0.0, 0.0);
+    if n > 1u { x.y = log[i + 1u]; }
+    if n > 2u { x.z = log[i + 2u]; }
+    if n > 3u { x.w = log[i + 3u]; }
+    return x;
+}
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -25,37 +36,55 @@ fn main(
     if seq >= p.num_seqs { return; }
     let slot = bitcast<i32>(ints[p.state_indices + seq]);
     let kept = ints[p.num_kept + seq];
+    if slot < 0 || kept == 0u { return; }
     // Fours of a row, the last one perhaps shorter.
     let fours = (p.head_k_dim + 3u) / 4u;
-    let four = block % p.blocks_per_head * THREADS + index;
-    if slot < 0 || kept == 0u || four >= fours * p.head_v_dim { return; }
-    let row = four / fours;
+    let four = block % p.blocks_per_head * (THREADS * NR) + index;
     let column = four % fours * 4u;
     let n = min(4u, p.head_k_dim - column);
     let h = select(hv / (p.num_v_heads / p.num_k_heads), hv % p.num_k_heads, p.tiled == 1u);
-    let at = p.state_first + u32(slot) * p.state_stride + (hv * p.head_v_dim + row) * p.head_k_dim + column;
+    // With more than one row, a workgroup's invocations are whole rows.
+    let row = four / fours;
+    let apart = THREADS / fours;
+    let first_at = p.state_first + u32(slot) * p.state_stride + hv * p.head_v_dim * p.head_k_dim + column;
     var log_slot = u32(slot);
     if p.log_slots != NONE { log_slot = ints[p.log_slots + seq]; }
-    var s = load_state(at, n);
-    for (var i = 0u; i < kept; i++) {
-        var entry = i;
-        if p.path != NONE { entry = ints[p.path + seq * p.log_max + i]; }
-        entry += log_slot * p.log_max;
-        let delta = log[p.delta_first + (entry * p.num_v_heads + hv) * p.head_v_dim + row];
-        let of_k = p.k_first + (entry * p.num_k_heads + h) * p.head_k_dim + column;
-        let of_decay = p.decay_first + (entry * p.num_v_heads + hv) * select(1u, p.head_k_dim, p.per_channel == 1u);
-        var k = vec4<f32>(log[of_k], 0.0, 0.0, 0.0);
-        if n > 1u { k.y = log[of_k + 1u]; }
-        if n > 2u { k.z = log[of_k + 2u]; }
-        if n > 3u { k.w = log[of_k + 3u]; }
-        var decay = vec4<f32>(log[of_decay]);
-        if p.per_channel == 1u {
-            decay.x = log[of_decay + column];
-            if n > 1u { decay.y = log[of_decay + column + 1u]; }
-            if n > 2u { decay.z = log[of_decay + column + 2u]; }
-            if n > 3u { decay.w = log[of_decay + column + 3u]; }
-        }
-        s = round_state(fused4(delta, k, scaled(s, decay)));
+    var s: array<vec4<f32>, NR>;
+    for (var r = 0u; r < NR; r++) { // unroll
+        if row + r * apart < p.head_v_dim { s[r] = load_state(first_at + (row + r * apart) * p.head_k_dim, n); }
     }
-    store_state(at, n, s);
+    for (var first = 0u; first < kept; first += AT_A_TIME) {
+        var keys: array<vec4<f32>, AT_A_TIME>;
+        var decays: array<vec4<f32>, AT_A_TIME>;
+        var deltas: array<array<f32, NR>, AT_A_TIME>;
+        for (var e = 0u; e < AT_A_TIME; e++) { // unroll
+            let i = first + e;
+            if i < kept {
+                var entry = i;
+                if p.path != NONE { entry = ints[p.path + seq * p.log_max + i]; }
+                entry += log_slot * p.log_max;
+                let of_delta = p.delta_first + (entry * p.num_v_heads + hv) * p.head_v_dim + row;
+                for (var r = 0u; r < NR; r++) { // unroll
+                    if row + r * apart < p.head_v_dim { deltas[e][r] = log[of_delta + r * apart]; }
+                }
+                keys[e] = fetch(p.k_first + (entry * p.num_k_heads + h) * p.head_k_dim + column, n);
+                let head = entry * p.num_v_heads + hv;
+                if p.per_channel == 1u {
+                    decays[e] = fetch(p.decay_first + head * p.head_k_dim + column, n);
+                } else {
+                    decays[e] = vec4<f32>(log[p.decay_first + head]);
+                }
+            }
+        }
+        for (var e = 0u; e < AT_A_TIME; e++) { // unroll
+            if first + e < kept {
+                for (var r = 0u; r < NR; r++) { // unroll
+                    s[r] = round_state(fused4(deltas[e][r], keys[e], scaled(s[r], decays[e])));
+                }
+            }
+        }
+    }
+    for (var r = 0u; r < NR; r++) { // unroll
+        if row + r * apart < p.head_v_dim { store_state(first_at + (row + r * apart) * p.head_k_dim, n, s[r]); }
+    }
 }

@@ -28,7 +28,7 @@ const KP = 32u * NV;
 const FOURS = 8u * NV;
 const GROUPS = THREADS / 8u;
 const ROWS = GROUPS * NR;
-// Fours of a token's decay: its factor four times, or, where CHANNELS says so, those of its channels (which may be equal).
+// Room for a token's decay: its factor four times, or, with CHANNELS, those of all channels.
 const DECAY_FOURS = 1u + CHANNELS * (FOURS - 1u);
 
 // Tokens of the window, TM at a time, and pending entries, PM at a time.
@@ -38,10 +38,13 @@ var<workgroup> pending_keys: array<vec4<f32>, PM * FOURS>;
 var<workgroup> decays: array<vec4<f32>, TM * DECAY_FOURS>;
 var<workgroup> pending_decays: array<vec4<f32>, PM * DECAY_FOURS>;
 var<workgroup> betas: array<f32, TM>;
-// v, then delta; outputs.
+// v, then delta; outputs, unless each token's go to memory at once.
 var<workgroup> values: array<f32, TM * ROWS>;
-var<workgroup> outputs: array<f32, TM * ROWS>;
+var<workgroup> outputs: array<f32, (1u - DIRECT) * (TM * ROWS - 1u) + 1u>;
 var<workgroup> pending_deltas: array<f32, PM * ROWS>;
+// Of a tree that lies in workgroup memory whole: each node and its ancestors, a bit each; the nodes in the order of the walk.
+var<workgroup> lineages: array<u32, TREES * (TM - 1u) + 1u>;
+var<workgroup> order: array<u32, TREES * (TM - 1u) + 1u>;
 
 // The state of this lane's rows.
 var<private> s: array<array<vec4<f32>, NV>, NR>;
@@ -62,7 +65,8 @@ struct Unit {
     state: u32,
     pending_slot: u32,
     log_slot: u32,
-    // Whether this workgroup logs the decay, and the key.
+    // Whether this workgroup logs deltas, the decay, and the key.
+    logs: bool,
     logs_decay: bool,
     logs_key: bool,
 }
@@ -124,131 +128,6 @@ fn to_rows(x: f32) -> array<f32, NR> {
     return y;
 }
 
-// ---- tokens into workgroup memory -------------------------------------------------------------------------------
-
-fn token_element(dtype: u32, i: u32) -> f32 { return element(dtype, tokens[word_of(dtype, i)], i); }
-fn gate_element(dtype: u32, i: u32) -> f32 { return element(dtype, gates[word_of(dtype, i)], i); }
-
-// q and k of tokens first .. first + n, a group of lanes each; with `logs`, k into the log as well.
-fn prepare_keys(first: u32, n: u32, logs: bool) {
-    // Every group takes part in the sums.
-    for (var turn = 0u; turn < 2u * n; turn += GROUPS) {
-        let i = turn + u.group;
-        let t = min(i >> 1u, n - 1u);
-        let is_key = (i & 1u) == 0u;
-        let dtype = select(p.q_dtype, p.k_dtype, is_key);
-        let source = select(p.q_first, p.k_first, is_key) + (u.start + first + t) * select(p.q_stride, p.k_stride, is_key)
-            + u.h * p.head_k_dim;
-        var x: array<vec4<f32>, NV>;
-        var sum = 0.0;
-        for (var j = 0u; j < NV; j++) { // unroll
-            let column = 4u * (u.lane + 8u * j);
-            var four = vec4<f32>();
-            if column < p.head_k_dim { four.x = token_element(dtype, source + column); }
-            if column + 1u < p.head_k_dim { four.y = token_element(dtype, source + column + 1u); }
-            if column + 2u < p.head_k_dim { four.z = token_element(dtype, source + column + 2u); }
-            if column + 3u < p.head_k_dim { four.w = token_element(dtype, source + column + 3u); }
-            sum = dot_onto(four, four, sum);
-            x[j] = four;
-        }
-        var factor = 1.0;
-        if p.l2_norm == 1u { factor = inverse_root(add(sum_of_lanes(sum), p.eps)); }
-        for (var j = 0u; j < NV; j++) { // unroll
-            let column = 4u * (u.lane + 8u * j);
-            var four = x[j] * factor;
-            if p.round_io == 1u {
-                four = vec4<f32>(
-                    round_to(p.k_dtype, four.x), round_to(p.k_dtype, four.y), round_to(p.k_dtype, four.z), round_to(p.k_dtype, four.w)
-                );
-            }
-            if i < 2u * n {
-                if is_key { keys[t * FOURS + u.lane + 8u * j] = four; } else { queries[t * FOURS + u.lane + 8u * j] = four; }
-                if is_key && logs && u.logs_key {
-                    let entry = u.log_slot * p.log_max + first + t;
-                    let to = p.log_k_first + (entry * p.num_k_heads + u.h) * p.head_k_dim + column;
-                    if column < p.head_k_dim { log[to] = four.x; }
-                    if column + 1u < p.head_k_dim { log[to + 1u] = four.y; }
-                    if column + 2u < p.head_k_dim { log[to + 2u] = four.z; }
-                    if column + 3u < p.head_k_dim { log[to + 3u] = four.w; }
-                }
-            }
-        }
-    }
-}
-// The decay factor of a token and channel (0 where a head has one).
-fn decay_factor(t: u32, channel: u32) -> f32 {
-    let at = select(u.hv, u.hv * p.head_k_dim + channel, p.per_channel == 1u);
-    let x = gate_element(p.decay_dtype, p.decay_first + (u.start + t) * p.decay_stride + at);
-    if p.decay_form == DECAY_LINEAR { return x; }
-    var g = Pair(x, 0.0);
-    if p.decay_form == DECAY_NEG_LOG { g.hi = -x; }
-    if p.decay_form == DECAY_GATE { g = gate_log_decay(x, weights[p.a_log_first + u.hv], weights[p.dt_bias_first + at]); }
-    return pair_exp(g).hi;
-}
-// Decay factors, betas and v of tokens first .. first + n.
-fn prepare_values(first: u32, n: u32, logs: bool) {
-    let logs_decay = logs && u.logs_decay;
-    if CHANNELS == 0u {
-        if u.index < n {
-            let factor = decay_factor(first + u.index, 0u);
-            decays[u.index] = vec4<f32>(factor);
-            let entry = u.log_slot * p.log_max + first + u.index;
-            if logs_decay { log[p.log_decay_first + entry * p.num_v_heads + u.hv] = factor; }
-        }
-    } else {
-        for (var i = u.index; i < n * KP; i += THREADS) {
-            let t = i / KP;
-            let channel = i % KP;
-            var factor = 1.0;
-            if channel < p.head_k_dim {
-                factor = decay_factor(first + t, channel);
-                let head = (u.log_slot * p.log_max + first + t) * p.num_v_heads + u.hv;
-                let to = p.log_decay_first + select(head, head * p.head_k_dim + channel, p.per_channel == 1u);
-                if logs_decay && (p.per_channel == 1u || channel == 0u) { log[to] = factor; }
-            }
-            decays[i >> 2u][i & 3u] = factor;
-        }
-    }
-    // Other lanes than those of the decays.
-    let t = THREADS - 1u - u.index;
-    if t < n {
-        var beta = gate_element(p.beta_dtype, p.beta_first + (u.start + first + t) * p.beta_stride + u.hv);
-        if p.beta_is_logit == 1u { beta = gate_sigmoid(beta); }
-        if p.round_io == 1u { beta = round_to(p.k_dtype, beta); }
-        betas[t] = beta;
-    }
-    for (var i = u.index; i < n * ROWS; i += THREADS) {
-        let row = i % ROWS;
-        let source = p.v_first + (u.start + first + i / ROWS) * p.v_stride + u.hv * p.head_v_dim + u.row_begin + row;
-        if row < u.rows { values[i] = token_element(p.v_dtype, source); }
-    }
-}
-// Pending entries first .. first + n.
-fn prepare_pending(first: u32, n: u32) {
-    for (var i = 0u; i < n; i++) {
-        var entry = first + i;
-        if p.pending_path != NONE { entry = ints[p.pending_path + u.seq * p.pending_max + entry]; }
-        entry += u.pending_slot * p.pending_max;
-        let head = entry * p.num_v_heads + u.hv;
-        let of_key = p.pending_k_first + (entry * p.num_k_heads + u.h) * p.head_k_dim;
-        for (var c = u.index; c < KP; c += THREADS) {
-            let inside = c < p.head_k_dim;
-            var key = 0.0;
-            if inside { key = log[of_key + c]; }
-            pending_keys[i * FOURS + (c >> 2u)][c & 3u] = key;
-            if CHANNELS == 1u {
-                var factor = 1.0;
-                if inside { factor = log[p.pending_decay_first + select(head, head * p.head_k_dim + c, p.per_channel == 1u)]; }
-                pending_decays[i * DECAY_FOURS + (c >> 2u)][c & 3u] = factor;
-            }
-        }
-        if CHANNELS == 0u && u.index == 0u { pending_decays[i] = vec4<f32>(log[p.pending_decay_first + head]); }
-        for (var row = u.index; row < u.rows; row += THREADS) {
-            pending_deltas[i * ROWS + row] = log[p.pending_delta_first + head * p.head_v_dim + u.row_begin + row];
-        }
-    }
-}
-
 // ---- states -----------------------------------------------------------------------------------------------------
 
 // A row of this group, counted from the workgroup's first.
@@ -259,7 +138,7 @@ fn load_rows() {
         for (var j = 0u; j < NV; j++) { // unroll
             let column = 4u * (u.lane + 8u * j);
             s[r][j] = vec4<f32>();
-            if row_of(r) < u.rows && column < p.head_k_dim {
+            if WHOLE == 1u || (row_of(r) < u.rows && column < p.head_k_dim) {
                 s[r][j] = load_state(u.state + row_of(r) * p.head_k_dim + column, p.head_k_dim - column);
             }
         }
@@ -269,7 +148,7 @@ fn store_rows() {
     for (var r = 0u; r < NR; r++) { // unroll
         for (var j = 0u; j < NV; j++) { // unroll
             let column = 4u * (u.lane + 8u * j);
-            if row_of(r) < u.rows && column < p.head_k_dim {
+            if WHOLE == 1u || (row_of(r) < u.rows && column < p.head_k_dim) {
                 store_state(u.state + row_of(r) * p.head_k_dim + column, p.head_k_dim - column, s[r][j]);
             }
         }
@@ -283,7 +162,7 @@ fn load_captured_rows(t: u32) {
     for (var r = 0u; r < NR; r++) { // unroll
         for (var j = 0u; j < NV; j++) { // unroll
             let column = 4u * (u.lane + 8u * j);
-            if row_of(r) < u.rows && column < p.head_k_dim {
+            if WHOLE == 1u || (row_of(r) < u.rows && column < p.head_k_dim) {
                 s[r][j] = load_captured(captured_at(t) + row_of(r) * p.head_k_dim + column, p.head_k_dim - column);
             }
         }
@@ -293,7 +172,7 @@ fn store_captured_rows(t: u32) {
     for (var r = 0u; r < NR; r++) { // unroll
         for (var j = 0u; j < NV; j++) { // unroll
             let column = 4u * (u.lane + 8u * j);
-            if row_of(r) < u.rows && column < p.head_k_dim {
+            if WHOLE == 1u || (row_of(r) < u.rows && column < p.head_k_dim) {
                 store_captured(captured_at(t) + row_of(r) * p.head_k_dim + column, p.head_k_dim - column, s[r][j]);
             }
         }
@@ -302,32 +181,63 @@ fn store_captured_rows(t: u32) {
 
 // ---- arithmetic -------------------------------------------------------------------------------------------------
 
+// Whether each channel has a decay; a kernel with room for them may be given one a head.
+fn has_channels() -> bool { return CHANNELS == 1u && p.per_channel == 1u; }
+// The decay of this lane's j-th four.
+fn decay_at(t: u32, j: u32) -> u32 { return t * DECAY_FOURS + CHANNELS * p.per_channel * (u.lane + 8u * j); }
+
 // S = S * decay, S = fma(delta, k, S), rounded: pending entry i, or token i of those in workgroup memory. Rows beyond the last
 // hold anything, and nobody stores them.
 fn replay_pending(i: u32) {
+    var deltas: array<f32, NR>;
+    for (var r = 0u; r < NR; r++) { // unroll
+        deltas[r] = pending_deltas[i * ROWS + row_of(r)];
+    }
     for (var j = 0u; j < NV; j++) { // unroll
         let key = pending_keys[i * FOURS + u.lane + 8u * j];
-        let decay = pending_decays[i * DECAY_FOURS + CHANNELS * (u.lane + 8u * j)];
+        let decay = pending_decays[decay_at(i, j)];
         for (var r = 0u; r < NR; r++) { // unroll
-            s[r][j] = round_state(fused4(pending_deltas[i * ROWS + row_of(r)], key, scaled(s[r][j], decay)));
+            s[r][j] = round_state(fused4(deltas[r], key, scaled(s[r][j], decay)));
         }
     }
 }
 fn replay_token(i: u32) {
+    var deltas: array<f32, NR>;
+    for (var r = 0u; r < NR; r++) { // unroll
+        deltas[r] = values[i * ROWS + row_of(r)];
+    }
     for (var j = 0u; j < NV; j++) { // unroll
         let key = keys[i * FOURS + u.lane + 8u * j];
-        let decay = decays[i * DECAY_FOURS + CHANNELS * (u.lane + 8u * j)];
+        let decay = decays[decay_at(i, j)];
         for (var r = 0u; r < NR; r++) { // unroll
-            s[r][j] = round_state(fused4(values[i * ROWS + row_of(r)], key, scaled(s[r][j], decay)));
+            s[r][j] = round_state(fused4(deltas[r], key, scaled(s[r][j], decay)));
         }
     }
 }
-// Token t of those in workgroup memory, from the state in registers.
-fn step(t: u32) {
+// Output and delta of a row of the window's token t, by the lanes that own it. A word has two rows, which lanes beside each other
+// own: NR is 2 or 4.
+fn put_directly(t: u32, own: u32, delta: f32, o: f32) {
+    let place = p.out_first + (u.start + t) * p.out_stride + u.hv * p.head_v_dim + u.row_begin + own;
+    let owns = u.lane % (8u / NR) == 0u;
+    if p.out_dtype == F32 {
+        if owns { atomicStore(&out[place], bitcast<u32>(o)); }
+    } else {
+        let beside = lane_xor(u.index, o, 8u / NR);
+        if u.lane % (16u / NR) == 0u {
+            atomicStore(&out[place >> 1u], to_half(p.out_dtype, o) | (to_half(p.out_dtype, beside) << 16u));
+        }
+    }
+    if owns && u.logs {
+        let entry = u.log_slot * p.log_max + t;
+        log[p.log_delta_first + (entry * p.num_v_heads + u.hv) * p.head_v_dim + u.row_begin + own] = delta;
+    }
+}
+// Token t of those in workgroup memory, the window's token first + t, from the state in registers.
+fn step(t: u32, first: u32) {
     var sum: array<f32, NR>;
     for (var j = 0u; j < NV; j++) { // unroll
         let key = keys[t * FOURS + u.lane + 8u * j];
-        let decay = decays[t * DECAY_FOURS + CHANNELS * (u.lane + 8u * j)];
+        let decay = decays[decay_at(t, j)];
         for (var r = 0u; r < NR; r++) { // unroll
             s[r][j] = scaled(s[r][j], decay);
             sum[r] = dot_onto(s[r][j], key, sum[r]);
@@ -350,84 +260,12 @@ fn step(t: u32) {
         }
     }
     let o = sums_of_rows(sum);
+    if DIRECT == 1u { put_directly(first + t, own, delta, p.scale * o); }
     // Every lane of the group has read v: it took part in the sums behind.
     if u.lane % (8u / NR) == 0u {
         values[t * ROWS + own] = delta;
-        outputs[t * ROWS + own] = p.scale * o;
+        if DIRECT == 0u { outputs[t * ROWS + own] = p.scale * o; }
     }
-}
-
-// ---- trees ------------------------------------------------------------------------------------------------------
-
-fn parent_of(t: u32) -> i32 { return bitcast<i32>(ints[p.parents + u.start + t]); }
-
-// The state after the parent of token t into registers, which hold that after the token before. Tokens from `first` on are in
-// workgroup memory.
-fn go_to_parent(first: u32, t: u32) {
-    let parent = parent_of(t);
-    if parent == i32(t) - 1 { return; }
-    if p.capture == CAPTURE_PER_TOKEN && parent >= 0 {
-        load_captured_rows(u32(parent));
-        return;
-    }
-    load_rows();
-    var depth = 0u;
-    for (var a = parent; a >= 0; a = parent_of(u32(a))) { depth++; }
-    // Owners wrote the deltas.
-    workgroupBarrier();
-    for (; depth > 0u; depth--) {
-        var a = parent;
-        for (var i = 1u; i < depth; i++) { a = parent_of(u32(a)); }
-        if u32(a) >= first {
-            replay_token(u32(a) - first);
-        } else {
-            prepare_distant(u32(a));
-            replay_pending(0u);
-            workgroupBarrier();
-        }
-    }
-}
-// An ancestor that is no longer in workgroup memory: its log entry in the place of pending entries. What this workgroup did not
-// log, it prepares again.
-fn prepare_distant(a: u32) {
-    let source = p.k_first + (u.start + a) * p.k_stride + u.h * p.head_k_dim;
-    var x: array<vec4<f32>, NV>;
-    var sum = 0.0;
-    for (var j = 0u; j < NV; j++) { // unroll
-        let column = 4u * (u.lane + 8u * j);
-        var four = vec4<f32>();
-        if column < p.head_k_dim { four.x = token_element(p.k_dtype, source + column); }
-        if column + 1u < p.head_k_dim { four.y = token_element(p.k_dtype, source + column + 1u); }
-        if column + 2u < p.head_k_dim { four.z = token_element(p.k_dtype, source + column + 2u); }
-        if column + 3u < p.head_k_dim { four.w = token_element(p.k_dtype, source + column + 3u); }
-        sum = dot_onto(four, four, sum);
-        x[j] = four;
-    }
-    var factor = 1.0;
-    if p.l2_norm == 1u { factor = inverse_root(add(sum_of_lanes(sum), p.eps)); }
-    for (var j = 0u; j < NV; j++) { // unroll
-        var four = x[j] * factor;
-        if p.round_io == 1u {
-            four = vec4<f32>(
-                round_to(p.k_dtype, four.x), round_to(p.k_dtype, four.y), round_to(p.k_dtype, four.z), round_to(p.k_dtype, four.w)
-            );
-        }
-        if u.group == 0u { pending_keys[u.lane + 8u * j] = four; }
-    }
-    if CHANNELS == 0u {
-        if u.index == 0u { pending_decays[0] = vec4<f32>(decay_factor(a, 0u)); }
-    } else {
-        for (var c = u.index; c < KP; c += THREADS) {
-            var factor_of_channel = 1.0;
-            if c < p.head_k_dim { factor_of_channel = decay_factor(a, c); }
-            pending_decays[c >> 2u][c & 3u] = factor_of_channel;
-        }
-    }
-    let head = (u.log_slot * p.log_max + a) * p.num_v_heads + u.hv;
-    for (var row = u.index; row < u.rows; row += THREADS) {
-        pending_deltas[row] = log[p.log_delta_first + head * p.head_v_dim + u.row_begin + row];
-    }
-    workgroupBarrier();
 }
 
 // ---- outputs ----------------------------------------------------------------------------------------------------
@@ -456,7 +294,7 @@ fn put_outputs(first: u32, n: u32, zero: bool) {
         return;
     }
     // The words that these rows lie in; the first and the last may be shared with others.
-    const WORDS = ROWS / 2u + 1u;
+    const WORDS = ROWS / 2u + 1u - WHOLE;
     for (var i = u.index; i < n * WORDS; i += THREADS) {
         let t = i / WORDS;
         let begin = place + t * p.out_stride;
@@ -517,11 +355,11 @@ fn main(
     if p.pending_slots != NONE { u.pending_slot = ints[p.pending_slots + u.seq]; }
     u.log_slot = u32(slot);
     if p.log_slots != NONE { u.log_slot = ints[p.log_slots + u.seq]; }
-    let logs = p.capture == CAPTURE_DELTA_LOG;
-    u.logs_decay = split == 0u;
-    u.logs_key = split == 0u && select(u.hv % v_heads_per_k_head == 0u, u.hv < p.num_k_heads, p.tiled == 1u);
+    u.logs = p.capture == CAPTURE_DELTA_LOG;
+    u.logs_decay = u.logs && split == 0u;
+    u.logs_key = u.logs_decay && select(u.hv % v_heads_per_k_head == 0u, u.hv < p.num_k_heads, p.tiled == 1u);
 
-    load_rows();
+    let is_tree = TREES == 1u && p.parents != NONE;
     var entry = 0u;
     var token = 0u;
     while entry < pending || token < num_tokens {
@@ -529,28 +367,41 @@ fn main(
         // Tokens come with the last entries.
         var n = 0u;
         if entry + entries == pending { n = min(TM, num_tokens - token); }
-        prepare_pending(entry, entries);
-        if n > 0u {
-            prepare_keys(token, n, logs);
-            prepare_values(token, n, logs);
-        }
+        let begins = entry == 0u && token == 0u;
+        prepare(entry, entries, token, n, begins && EARLY == 1u);
+        let walks = is_tree && n > 0u && n == num_tokens;
+        if walks { prepare_parents(n); }
         workgroupBarrier();
+        if begins && EARLY == 0u { load_rows(); }
         for (var i = 0u; i < entries; i++) { replay_pending(i); }
         entry += entries;
         if entry == pending && token == 0u && pending > 0u && (num_tokens == 0u || p.capture != CAPTURE_FINAL) { store_rows(); }
-        for (var t = 0u; t < n; t++) {
-            if p.parents != NONE { go_to_parent(token, token + t); }
-            step(t);
+        if walks { prepare_order(n); }
+        // The lineage of the node whose state is in registers.
+        var at = 0u;
+        for (var i = 0u; i < n; i++) {
+            var t = i;
+            if walks {
+                t = order[i];
+                let lineage = lineages[t];
+                walk_to(lineage ^ (1u << t), at);
+                at = lineage;
+            } else if is_tree {
+                go_to_parent(token, token + t);
+            }
+            step(t, token);
             if p.capture == CAPTURE_PER_TOKEN { store_captured_rows(token + t); }
         }
-        workgroupBarrier();
-        if n > 0u {
+        if DIRECT == 0u && n > 0u {
+            workgroupBarrier();
             put_outputs(token, n, false);
-            if logs { log_deltas(token, n); }
+            if u.logs { log_deltas(token, n); }
         }
         token += n;
-        storageBarrier();
-        workgroupBarrier();
+        if entry < pending || token < num_tokens {
+            storageBarrier();
+            workgroupBarrier();
+        }
     }
     if num_tokens > 0u && p.capture == CAPTURE_FINAL { store_rows(); }
 }

@@ -10,6 +10,8 @@ const BF16 = 1u;
 const F16 = 2u;
 // What a kernel is compiled for that serves both of 16 bits.
 const ANY_HALF = 3u;
+// What a kernel is compiled for that serves all.
+const ANY = 4u;
 
 const INFINITY_BITS = 0x7f800000u;
 

@@ -18,8 +18,8 @@ pub struct DeviceOptions {
     /// Rows of a state that eight lanes take at once, 1, 2 or 4; by default as the call's size makes best. No bit depends on it;
     /// for tests.
     pub rows_at_once: Option<u32>,
-    /// Whether loops of large kernels are written out although the device's fma is not fused; for tests.
-    pub unrolls: bool,
+    /// Whether kernels are chosen and written out as for a device with a fused fma, though this one's is not; for tests.
+    pub as_fused: bool,
     /// Limits to ask for; by default all that the adapter has.
     pub limits: Option<wgpu::Limits>,
 }
@@ -39,7 +39,7 @@ struct Inner {
     /// What is bound in the place of tensors that are not given.
     absent: OnceLock<[wgpu::Buffer; 3]>,
     rows_at_once: Option<u32>,
-    unrolls: bool,
+    as_fused: bool,
     /// The first failure that no call has reported yet.
     failure: Arc<Mutex<Option<String>>>,
 }
@@ -153,7 +153,7 @@ impl Device {
             pipelines: Mutex::default(),
             absent: OnceLock::new(),
             rows_at_once: options.rows_at_once,
-            unrolls: options.unrolls,
+            as_fused: options.as_fused,
             failure,
         };
         let probed = Self(Arc::new(inner.shallow()));
@@ -196,12 +196,12 @@ impl Device {
         let stage = u64::from(limits.max_storage_buffers_per_shader_stage);
         self.limit(&name, source.buffers.len() as u64, stage, "max_storage_buffers_per_shader_stage")?;
         let threads = constants.iter().find(|(constant, _)| *constant == "THREADS").map_or(0, |&(_, n)| n);
-        let most = u64::from(limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x));
+        let most = u64::from(self.max_threads());
         self.limit(&name, u64::from(threads), most, "max_compute_invocations_per_workgroup")?;
         let facts = self.facts();
         let mut all = constants.to_vec();
         all.extend([("FUSED", facts.fma_is_fused.into()), ("SUBGROUPS", facts.has_subgroups.into())]);
-        let text = source.text(&all, facts.fma_is_fused || self.0.unrolls)?;
+        let text = source.text(&all, self.is_fast())?;
 
         let pipeline = Arc::new(self.compile(name.clone(), &text, source.buffers)?);
         // Two threads may have compiled it; either's does.
@@ -254,6 +254,16 @@ impl Device {
             e => e,
         })?;
         Ok(Pipeline { name, pipeline, layout, num_buffers: buffers.len() })
+    }
+
+    /// Invocations of a workgroup, at most.
+    pub(crate) fn max_threads(&self) -> u32 {
+        self.limits().max_compute_invocations_per_workgroup.min(self.limits().max_compute_workgroup_size_x)
+    }
+
+    /// Whether kernels are made to be fast: many, and with loops written out. Where fma is not fused they are made to be few.
+    pub(crate) fn is_fast(&self) -> bool {
+        self.facts().fma_is_fused || self.0.as_fused
     }
 
     pub(crate) fn rows_at_once(&self) -> Option<u32> {
@@ -347,7 +357,7 @@ impl Inner {
             pipelines: Mutex::default(),
             absent: OnceLock::new(),
             rows_at_once: self.rows_at_once,
-            unrolls: self.unrolls,
+            as_fused: self.as_fused,
             failure: self.failure.clone(),
         }
     }

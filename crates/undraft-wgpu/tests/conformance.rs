@@ -9,10 +9,10 @@ fn first_device() -> Option<WgpuBackend> {
     common::first_device(&DeviceOptions::default())
 }
 
-/// What WebGPU promises and no more, no subgroups, and four rows of a state at once.
+/// What WebGPU promises and no more, no subgroups, and two rows of a state at once.
 fn least_device() -> Option<WgpuBackend> {
     let limits = Some(undraft_wgpu::wgpu::Limits::default());
-    let rows_at_once = Some(4);
+    let rows_at_once = Some(2);
     common::first_device(&DeviceOptions { without_subgroups: true, rows_at_once, limits, ..DeviceOptions::default() })
 }
 

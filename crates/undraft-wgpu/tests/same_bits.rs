@@ -39,15 +39,27 @@ fn no_bit_depends_on_who_computes_it() {
     }
 }
 
-/// The text of the kernels as devices with a fused fma get it.
+const CASES: [(DType, usize); 8] = [
+    (DType::F16, 4),
+    (DType::Bf16, 33),
+    (DType::F32, 62),
+    (DType::Bf16, 25),
+    (DType::Bf16, 54),
+    (DType::F32, 20),
+    (DType::Bf16, 49),
+    (DType::F16, 1),
+];
+/// The kernels as devices with a fused fma get them: whole rows and others, trees that lie in workgroup memory and longer ones.
 #[test]
-fn loops_that_are_written_out_give_the_same_bits() {
-    let (plain, written_out) = (DeviceOptions::default(), DeviceOptions { unrolls: true, ..DeviceOptions::default() });
-    let Some(plain) = common::first_device(&plain) else { return };
-    let Some(written_out) = common::first_device(&written_out) else { return };
-    let small = |case: &DeltaRuleCase| case.dims.head_k_dim() <= 32 && case.windows.longest() > 1;
-    for case in (0..76).map(|index| DeltaRuleCase::nth(DType::F16, index)).filter(small).take(2) {
-        let (a, b) = (verify(&plain, &case), verify(&written_out, &case));
+fn kernels_for_a_fused_fma_give_the_same_bits() {
+    let Some(plain) = common::first_device(&DeviceOptions::default()) else { return };
+    let fast = DeviceOptions { as_fused: true, rows_at_once: Some(4), ..DeviceOptions::default() };
+    let Some(fast) = common::first_device(&fast) else { return };
+    for (dtype, index) in CASES {
+        let case = DeltaRuleCase::nth(dtype, index);
+        println!("{}", case.label());
+        let (a, b) = (verify(&plain, &case), verify(&fast, &case));
+        assert_same("state", &case, &b.state, &a.state);
         assert_same("out", &case, &b.out, &a.out);
         assert_same("log.delta", &case, &b.log.delta, &a.log.delta);
     }

@@ -15,6 +15,10 @@ use crate::select::StateKind;
 
 /// Invocations of a workgroup.
 const THREADS: u32 = 128;
+/// Entries that are asked for before any is used.
+const AT_A_TIME: u32 = 4;
+/// Rows of an invocation, where invocations of a workgroup are whole rows.
+const ROWS: u32 = 4;
 
 crate::params! {
     /// Parameters of the dispatch; shapes in [`undraft_core::ops::CommitStatesArgs`].
@@ -89,9 +93,11 @@ impl Batch<'_> {
     pub fn commit_states(&mut self, buffers: &CommitBuffers<'_>, params: &CommitParams, state: DType) -> Result<()> {
         let CommitBuffers { state: states, log, ints } = *buffers;
         let kind = StateKind::new(state, params.head_k_dim, params.state_first, params.state_stride);
-        let fours = params.head_k_dim.div_ceil(4) * params.head_v_dim;
+        let fours = params.head_k_dim.div_ceil(4);
+        // Rows that lie a workgroup apart share a key.
+        let rows = if THREADS.is_multiple_of(fours) { ROWS } else { 1 };
         let params = CommitParams {
-            blocks_per_head: fours.div_ceil(THREADS),
+            blocks_per_head: (fours * params.head_v_dim).div_ceil(THREADS * rows),
             state_dtype: Elements::from(state).word(),
             ..params.clone()
         };
@@ -107,8 +113,10 @@ impl Batch<'_> {
             exchanges: false,
             is_large: true,
         };
-        let [dtype, at_once] = state_constants(kind, self.device().facts().fma_is_fused);
-        let kernel = self.device().pipeline(&source, &[("THREADS", THREADS), dtype, at_once])?;
+        let [dtype, at_once] = state_constants(kind, self.device().is_fast());
+        let kernel = self
+            .device()
+            .pipeline(&source, &[("THREADS", THREADS), ("NR", rows), ("AT_A_TIME", AT_A_TIME), dtype, at_once])?;
         let heads = u64::from(params.num_seqs) * u64::from(params.num_v_heads);
         let device = self.device().clone();
         let buffers = [states, device.absent(0), log, ints];

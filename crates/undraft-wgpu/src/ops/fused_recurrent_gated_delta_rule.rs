@@ -156,6 +156,25 @@ impl RecurrentParams {
     }
 }
 
+impl RecurrentParams {
+    /// Whether rows of q, k and o begin at multiples of a word.
+    fn is_aligned(&self) -> bool {
+        let words = [
+            (self.q_dtype, self.q_first | self.q_stride),
+            (self.k_dtype, self.k_first | self.k_stride),
+            (self.out_dtype, self.out_first | self.out_stride),
+        ];
+        words.into_iter().all(|(dtype, places)| dtype == Elements::F32.word() || places.is_multiple_of(2))
+    }
+    /// Element type of q, k and v, if it is one.
+    fn token_type(&self) -> Option<DType> {
+        let is_one = self.q_dtype == self.k_dtype && self.k_dtype == self.v_dtype;
+        [DType::F32, DType::Bf16, DType::F16]
+            .into_iter()
+            .find(|&dtype| is_one && Elements::from(dtype).word() == self.k_dtype)
+    }
+}
+
 /// A promised number, which may be unknown.
 fn promised(most: u32) -> u32 {
     if most == 0 { u32::MAX } else { most }
@@ -181,12 +200,16 @@ impl Batch<'_> {
             head_k_dim: params.head_k_dim,
             head_v_dim: params.head_v_dim,
             per_channel: decay == DecayShape::PerChannel,
+            trees: params.parents != NONE,
+            aligned: params.is_aligned(),
+            tokens: params.token_type(),
             memory: device.limits().max_compute_workgroup_storage_size,
+            max_threads: device.max_threads(),
             without_subgroups: !device.facts().has_subgroups,
             rows: device.rows_at_once(),
             max_window: promised(params.max_window),
             max_pending: promised(params.max_pending),
-            fused: device.facts().fma_is_fused,
+            fused: device.is_fast(),
         });
         let memory = u64::from(plan.memory(!device.facts().has_subgroups));
         let most = u64::from(device.limits().max_compute_workgroup_storage_size);
@@ -198,6 +221,8 @@ impl Batch<'_> {
                 include_str!("../../kernels/prelude.wgsl"),
                 include_str!("../../kernels/gates.wgsl"),
                 state_file(plan.state),
+                include_str!("../../kernels/recurrent_prepare.wgsl"),
+                include_str!("../../kernels/recurrent_trees.wgsl"),
                 include_str!("../../kernels/fused_recurrent_gated_delta_rule.wgsl"),
             ],
             params: RecurrentParams::WGSL,
@@ -214,17 +239,8 @@ impl Batch<'_> {
             exchanges: true,
             is_large: true,
         };
-        let [dtype, at_once] = state_constants(plan.state, device.facts().fma_is_fused);
-        let constants = [
-            ("THREADS", plan.threads),
-            dtype,
-            at_once,
-            ("NV", plan.vectors),
-            ("NR", plan.rows),
-            ("TM", plan.tokens),
-            ("PM", plan.entries),
-            ("CHANNELS", plan.channels.into()),
-        ];
+        let mut constants = plan.constants().to_vec();
+        constants.extend(state_constants(plan.state, device.is_fast()));
         let kernel = device.pipeline(&source, &constants)?;
         let num_units = count("num_seqs * num_v_heads * shares", plan.units)?;
         let params = RecurrentParams {
