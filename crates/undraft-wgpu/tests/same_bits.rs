@@ -39,25 +39,16 @@ fn no_bit_depends_on_who_computes_it() {
     }
 }
 
-const CASES: [(DType, usize); 8] = [
-    (DType::F16, 4),
-    (DType::Bf16, 33),
-    (DType::F32, 62),
-    (DType::Bf16, 25),
-    (DType::Bf16, 54),
-    (DType::F32, 20),
-    (DType::Bf16, 49),
-    (DType::F16, 1),
-];
-/// The kernels as devices with a fused fma get them: whole rows and others, trees that lie in workgroup memory and longer ones.
+/// The kernels as devices with a fused fma get them.
 #[test]
 fn kernels_for_a_fused_fma_give_the_same_bits() {
     let Some(plain) = common::first_device(&DeviceOptions::default()) else { return };
     let fast = DeviceOptions { as_fused: true, rows_at_once: Some(4), ..DeviceOptions::default() };
     let Some(fast) = common::first_device(&fast) else { return };
-    for (dtype, index) in CASES {
+    // Trees of 9 and 17 nodes and a chain of 16, of whole rows; a decay a channel and 16-bit states; rows of one element.
+    let cases = [(DType::F16, 4), (DType::Bf16, 25), (DType::Bf16, 54), (DType::F32, 62), (DType::F16, 1)];
+    for (dtype, index) in cases {
         let case = DeltaRuleCase::nth(dtype, index);
-        println!("{}", case.label());
         let (a, b) = (verify(&plain, &case), verify(&fast, &case));
         assert_same("state", &case, &b.state, &a.state);
         assert_same("out", &case, &b.out, &a.out);
