@@ -159,9 +159,9 @@ run() {
         skip "tools/cuda/fla_chunk.py" "torch or fla not found"
     fi
     {
-        echo "# CUDA: figures"
+        echo "# CUDA and wgpu: figures"
         echo
-        echo "Written by \`tools/gpu_check.sh\`; [cuda.md](cuda.md#figures) tells how they are measured."
+        echo "Written by \`tools/gpu_check.sh\`; [cuda.md](cuda.md#figures) and [wgpu.md](wgpu.md#figures) tell how they are measured."
         echo
         echo "* commit: $(paste -sd' ' "$programs/commit")"
         echo "* GPU, driver: $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1)"
