@@ -4,6 +4,11 @@
 #
 #     tools/check_apple.sh [cargo arguments]       by default: check -p undraft-metal -p undraft
 #
+# Another target is checked in the same way:
+#
+#     UNDRAFT_TARGET=x86_64-pc-windows-msvc tools/check_apple.sh check -p undraft-wgpu --locked
+#     UNDRAFT_TARGET=wasm32-unknown-unknown tools/check_apple.sh check -p undraft-wgpu --features webgpu --locked
+#
 # Prints why and ends well where the source cannot be had; UNDRAFT_REQUIRE_APPLE=1 makes that a failure.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,6 +19,7 @@ skip() {
     exit 0
 }
 
+target=${UNDRAFT_TARGET:-aarch64-apple-darwin}
 version=$(rustc --version | cut -d' ' -f2)
 scratch=$PWD/target/apple
 source=$scratch/x/usr/src/rustc-$version/library
@@ -44,5 +50,5 @@ fi
 export RUSTC_BOOTSTRAP=1 __CARGO_TESTS_ONLY_SRC_ROOT=$source CARGO_TARGET_DIR=$scratch/target
 # Nothing of it runs.
 export CARGO_PROFILE_DEV_OPT_LEVEL=0 CARGO_PROFILE_DEV_BUILD_OVERRIDE_OPT_LEVEL=0
-cargo --config 'profile.dev.package."*".opt-level=0' "$1" -Zbuild-std=std --target aarch64-apple-darwin "${@:2}"
-echo "apple: type-checked for aarch64-apple-darwin with rust-src $version: ${*:2}"
+cargo --config 'profile.dev.package."*".opt-level=0' "$1" -Zbuild-std=std,panic_abort --target "$target" "${@:2}"
+echo "apple: type-checked for $target with rust-src $version: ${*:2}"
