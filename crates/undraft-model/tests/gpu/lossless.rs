@@ -106,7 +106,7 @@ fn scripted_drafts() {
     let all: Vec<usize> = (1..=MAX_WINDOW).collect();
     let cases = match crate::is_fast() {
         true => vec![(NEXT, 200, all.clone()), (ODD, 200, all.clone()), (TRAINED, 400, all)],
-        false => vec![(NEXT, 16, vec![1, 2, 4, MAX_WINDOW]), (ODD, 12, vec![3])],
+        false => vec![(NEXT, 16, vec![1, 2, 4, MAX_WINDOW]), (ODD, 12, vec![3, 4])],
     };
     for (path, num_tokens, windows) in cases {
         let Some(model) = load(path) else { return };
