@@ -9,7 +9,6 @@
 // S = S * decay, S = fma(delta, k, S), a 16-bit state rounded, entry by entry: no sum, so that an invocation takes four
 // neighbours of a row wherever they lie.
 
-
 @group(0) @binding(2) var<storage, read> log: array<f32>;
 @group(0) @binding(3) var<storage, read> ints: array<u32>;
 

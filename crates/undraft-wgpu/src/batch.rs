@@ -108,8 +108,7 @@ impl<'a> Batch<'a> {
             return Err(WgpuError::Bindings { kernel: kernel.into(), got: buffers.len(), expected });
         }
         for (i, part) in buffers.iter().enumerate() {
-            // Without the constants that it was compiled with.
-            let what = || format!("buffer {i} of {}", kernel.split(' ').next().unwrap_or_default());
+            let what = || format!("buffer {i} of {}", pipeline.kernel());
             let most = limits.max_storage_buffer_binding_size;
             device.limit(what(), part.size, most, "max_storage_buffer_binding_size")?;
             let of = u64::from(limits.min_storage_buffer_offset_alignment);

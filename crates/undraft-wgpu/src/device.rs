@@ -47,6 +47,7 @@ struct Inner {
 /// A kernel with its constants, compiled.
 #[derive(Debug)]
 pub struct Pipeline {
+    kernel: &'static str,
     name: String,
     pipeline: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
@@ -57,6 +58,10 @@ impl Pipeline {
     /// Name and constants of the kernel.
     pub fn name(&self) -> &str {
         &self.name
+    }
+    /// Name of the kernel alone.
+    pub(crate) fn kernel(&self) -> &'static str {
+        self.kernel
     }
     /// Buffers of a dispatch.
     pub fn num_buffers(&self) -> usize {
@@ -203,12 +208,12 @@ impl Device {
         all.extend([("FUSED", facts.fma_is_fused.into()), ("SUBGROUPS", facts.has_subgroups.into())]);
         let text = source.text(&all, self.is_fast())?;
 
-        let pipeline = Arc::new(self.compile(name.clone(), &text, source.buffers)?);
+        let pipeline = Arc::new(self.compile(source.name, name.clone(), &text, source.buffers)?);
         // Two threads may have compiled it; either's does.
         Ok(lock(&self.0.pipelines).entry(name).or_insert(pipeline).clone())
     }
 
-    fn compile(&self, name: String, text: &str, buffers: &[Access]) -> Result<Pipeline> {
+    fn compile(&self, kernel: &'static str, name: String, text: &str, buffers: &[Access]) -> Result<Pipeline> {
         let device = self.wgpu();
         let made = self.scoped(|| {
             let entries: Vec<_> = buffers
@@ -253,7 +258,7 @@ impl Device {
             WgpuError::Device { why, .. } => WgpuError::Kernel { kernel: name.clone(), why },
             e => e,
         })?;
-        Ok(Pipeline { name, pipeline, layout, num_buffers: buffers.len() })
+        Ok(Pipeline { kernel, name, pipeline, layout, num_buffers: buffers.len() })
     }
 
     /// Invocations of a workgroup, at most.

@@ -154,9 +154,6 @@ impl RecurrentParams {
             ..Self::default()
         })
     }
-}
-
-impl RecurrentParams {
     /// Whether rows of q, k and o begin at multiples of a word.
     fn is_aligned(&self) -> bool {
         let words = [
